@@ -1,0 +1,3 @@
+//! The hither command.
+
+fn main() {}
