@@ -1,0 +1,311 @@
+//! The log as its owner sees it.
+
+use std::fmt;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+
+use crate::dir::LogDir;
+use crate::error::Error;
+use crate::format::{Control, LogId, Lsn, RECORD_HEADER_BYTES, RecordKind, payload_digest};
+use crate::options::{LogOptions, payload_bytes_max};
+use crate::recover::{Recovered, recover};
+use crate::segments::{Room, SegmentIndex, Segments};
+use crate::state::{Shared, State};
+use crate::{flusher, housekeeper};
+
+/// An open log. All methods may be called from any thread.
+///
+/// Dropping it flushes what was appended, answers everybody who waits, and ends its two threads;
+/// it may be dropped inside a flush callback.
+pub struct Log {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Where a record's payload is inside the log, for [`Log::read`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub(crate) index: SegmentIndex,
+    pub(crate) offset: u64,
+}
+
+/// The number and the place that an append gave to its record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Appended {
+    /// Number of the record.
+    pub lsn: Lsn,
+    /// Where its payload is going to be.
+    pub place: Place,
+}
+
+impl Log {
+    /// Opens the log in `dir`, creating it when the directory has none, and finds its records.
+    ///
+    /// The log ends before the first record that is not intact; if that record is known to have
+    /// been flushed, the log is [`Error::Corrupt`]. Everything that [`Recovered`] yields is
+    /// durable. Fails with [`Error::Locked`] while another `Log` has the directory.
+    pub fn open(dir: Arc<dyn LogDir>, options: &LogOptions) -> Result<(Self, Recovered), Error> {
+        options.check()?;
+        let found = recover(dir.as_ref(), options)?;
+        let segment_bytes = found.control.written.segment_bytes;
+        let needed = found.control.written.needed;
+        let segments = Segments::new(
+            segment_bytes,
+            options.segments_max,
+            found.live,
+            found.position,
+            found.free,
+        );
+        let shared = Arc::new(Shared {
+            id: options.id,
+            incarnation: found.control.written.incarnation,
+            buffer_bytes_max: options.buffer_bytes_max,
+            segment_bytes,
+            dir,
+            files: RwLock::new(found.files),
+            control: Mutex::new(found.control),
+            state: Mutex::new(State::new(segments, found.last, needed, found.tail)),
+            flush_work: Condvar::new(),
+            house_work: Condvar::new(),
+            progress: Condvar::new(),
+        });
+        let mut log = Self {
+            shared,
+            threads: Vec::new(),
+        };
+        log.threads.push(flusher::spawn(&log.shared)?);
+        log.threads.push(housekeeper::spawn(&log.shared)?);
+        Ok((log, found.records))
+    }
+
+    /// Orders a record after all earlier ones and copies it into memory. It is durable once
+    /// [`Log::flush`] says so.
+    ///
+    /// Waits while the buffer is full or a segment is being made ready, which takes no longer than
+    /// a flush or the writing of one segment. [`Error::Full`] asks for a [`Log::release`]; the
+    /// record was not appended then.
+    pub fn append(&self, kind: RecordKind, payload: &[IoSlice<'_>]) -> Result<Lsn, Error> {
+        Ok(self.append_or(Self::wait, kind, payload)?.lsn)
+    }
+
+    /// As [`Log::append`], and says where the payload will be.
+    pub fn append_placed(
+        &self,
+        kind: RecordKind,
+        payload: &[IoSlice<'_>],
+    ) -> Result<Appended, Error> {
+        self.append_or(Self::wait, kind, payload)
+    }
+
+    /// As [`Log::append_placed`], but fails with [`Error::Busy`] where that would wait. For
+    /// callers on a thread that must not block.
+    pub fn try_append(&self, kind: RecordKind, payload: &[IoSlice<'_>]) -> Result<Appended, Error> {
+        self.append_or(|_, _| Err(Error::Busy), kind, payload)
+    }
+
+    /// Calls `done` once with the last durable record when the record `lsn` is durable, or with
+    /// the reason why it never will be.
+    ///
+    /// `done` runs on the flusher's thread, or at once on this one if the answer is known; it
+    /// must be short, must not wait for the log, and must not need a lock that the caller holds.
+    pub fn flush(&self, lsn: Lsn, done: impl FnOnce(Result<Lsn, Error>) + Send + 'static) {
+        let answer = {
+            let mut state = self.shared.state.lock();
+            if lsn <= state.durable {
+                Ok(state.durable)
+            } else if let Err(error) = self.want_flush(&mut state, lsn) {
+                Err(error)
+            } else {
+                state.waiters.push((lsn, Box::new(done)));
+                return;
+            }
+        };
+        done(answer);
+    }
+
+    /// Waits until the record `lsn` is durable; returns the last durable record.
+    pub fn flush_blocking(&self, lsn: Lsn) -> Result<Lsn, Error> {
+        let mut state = self.shared.state.lock();
+        while lsn > state.durable {
+            self.want_flush(&mut state, lsn)?;
+            self.shared.progress.wait(&mut state);
+        }
+        Ok(state.durable)
+    }
+
+    /// Says that no record before `lsn` is needed again: the caller has made their effects
+    /// durable elsewhere. Their space is reused; a later open may still yield some of them.
+    pub fn release(&self, lsn: Lsn) {
+        let mut state = self.shared.state.lock();
+        state.release_wanted = state.release_wanted.max(lsn);
+        let (needed, durable) = (state.needed(), state.durable);
+        if state.segments.reclaim(needed, durable) {
+            self.shared.house_work.notify_one();
+        }
+    }
+
+    /// Reads from the payload of a durable record that was not released, `skip_bytes` after its
+    /// start. The log does not know which records those are: reading another gives other bytes.
+    pub fn read(&self, place: Place, skip_bytes: u64, buffer: &mut [u8]) -> Result<(), Error> {
+        let file = self.shared.file(place.index)?;
+        file.read_at(buffer, place.offset + skip_bytes)
+            .map_err(|error| Error::io("read", &place.index.to_string(), error))
+    }
+
+    /// The number that the next record gets.
+    #[must_use]
+    pub fn next_lsn(&self) -> Lsn {
+        self.shared.state.lock().next
+    }
+
+    /// The last durable record; 0 if there is none.
+    #[must_use]
+    pub fn durable_lsn(&self) -> Lsn {
+        self.shared.state.lock().durable
+    }
+
+    /// Bytes of segments that hold records which are still needed or share a segment with such.
+    #[must_use]
+    pub fn bytes_in_use(&self) -> u64 {
+        self.shared.state.lock().segments.bytes_in_use()
+    }
+
+    /// What [`Log::bytes_in_use`] cannot exceed. Sinks when the disk has no room to grow.
+    #[must_use]
+    pub fn bytes_bound(&self) -> u64 {
+        self.shared.state.lock().segments.bytes_bound()
+    }
+
+    /// The largest payload of a record.
+    #[must_use]
+    pub fn payload_bytes_max(&self) -> usize {
+        payload_bytes_max(self.shared.segment_bytes)
+    }
+
+    /// Whose log it is.
+    #[must_use]
+    pub fn id(&self) -> LogId {
+        self.shared.id
+    }
+
+    fn append_or(
+        &self,
+        on_wait: impl Fn(&Self, &mut MutexGuard<'_, State>) -> Result<(), Error>,
+        kind: RecordKind,
+        payload: &[IoSlice<'_>],
+    ) -> Result<Appended, Error> {
+        let bytes = payload.iter().map(|part| part.len()).sum::<usize>();
+        let bytes_max = self.payload_bytes_max();
+        let payload_bytes = match u32::try_from(bytes) {
+            Ok(payload_bytes) if bytes <= bytes_max => payload_bytes,
+            _ => return Err(Error::TooLarge { bytes, bytes_max }),
+        };
+        let digest = payload_digest(payload);
+        let record_bytes = crate::format::record_bytes(bytes);
+        let shared = &*self.shared;
+        let mut state = shared.state.lock();
+        loop {
+            state.check()?;
+            let gathered = state.gathered_bytes;
+            if gathered > 0 && gathered + record_bytes > shared.buffer_bytes_max {
+                let last = state.next.previous();
+                self.want_flush(&mut state, last)?;
+                on_wait(self, &mut state)?;
+                continue;
+            }
+            let (next, needed) = (state.next, state.needed());
+            match state.segments.make_room(record_bytes as u64, next, needed) {
+                Room::Here => break,
+                Room::Rolled => {
+                    shared.house_work.notify_one();
+                    break;
+                }
+                Room::Preparing => {
+                    shared.house_work.notify_one();
+                }
+                Room::AfterFlush => self.want_flush(&mut state, next.previous())?,
+                Room::None => {
+                    return Err(Error::Full {
+                        bytes_bound: state.segments.bytes_bound(),
+                    });
+                }
+            }
+            on_wait(self, &mut state)?;
+        }
+        let owner = (shared.id, shared.incarnation);
+        let (lsn, segment, offset) = state.gather(owner, kind, payload, (payload_bytes, digest));
+        if state.gathered_bytes >= shared.buffer_bytes_max / 2 {
+            shared.flush_work.notify_one();
+        }
+        let offset = offset + RECORD_HEADER_BYTES as u64;
+        Ok(Appended {
+            lsn,
+            place: Place {
+                index: segment.index,
+                offset,
+            },
+        })
+    }
+
+    fn wait(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Error> {
+        self.shared.progress.wait(state);
+        Ok(())
+    }
+
+    fn want_flush(&self, state: &mut State, lsn: Lsn) -> Result<(), Error> {
+        state.check()?;
+        if lsn >= state.next {
+            return Err(Error::NotAppended { lsn });
+        }
+        if lsn > state.flush_wanted {
+            state.flush_wanted = lsn;
+            self.shared.flush_work.notify_one();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.shared.state.lock().closing = true;
+        self.shared.flush_work.notify_all();
+        self.shared.house_work.notify_all();
+        let own = std::thread::current().id();
+        for thread in self.threads.drain(..) {
+            // In a flush callback this is the flusher itself: it ends after the callback.
+            if thread.thread().id() != own && thread.join().is_err() {
+                tracing::error!("a thread of the log has panicked");
+            }
+        }
+        let state = self.shared.state.lock();
+        if state.poison.is_some() {
+            return;
+        }
+        let (needed, durable) = (state.needed(), state.durable);
+        drop(state);
+        let mut control = self.shared.control.lock();
+        let last = Control {
+            needed,
+            durable,
+            ..control.written
+        };
+        if let Err(error) = control.write(last) {
+            tracing::warn!(%error, "log closed without a last note in its control file");
+        }
+    }
+}
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.shared.state.lock();
+        f.debug_struct("Log")
+            .field("id", &self.shared.id)
+            .field("next", &state.next)
+            .field("durable", &state.durable)
+            .field("segments", &state.segments)
+            .finish_non_exhaustive()
+    }
+}
