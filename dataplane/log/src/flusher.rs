@@ -73,7 +73,7 @@ fn acknowledge(shared: &Shared, batch: Vec<Extent>, last: Lsn) {
         }
         ready.extend(state.waiters.extract_if(.., |(lsn, _)| *lsn <= last));
     }
-    shared.progress.notify_all();
+    shared.room_has_changed();
     for (_, callback) in ready {
         callback(Ok(last));
     }

@@ -39,7 +39,7 @@ pub(crate) fn run(shared: &Shared) {
                 }
             }
         }
-        shared.progress.notify_all();
+        shared.room_has_changed();
     }
 }
 

@@ -106,6 +106,23 @@ impl Log {
         self.append_or(|_, _| Err(Error::Busy), kind, payload)
     }
 
+    /// Calls `ready` once when a record with a payload of `payload_bytes` may be worth another
+    /// [`Log::try_append`] after [`Error::Busy`]: at once if there is room now or never will be,
+    /// else after the next flush or change of segments.
+    ///
+    /// `ready` runs under the rules of [`Log::flush`].
+    pub fn when_room(&self, payload_bytes: usize, ready: impl FnOnce() + Send + 'static) {
+        {
+            let mut state = self.shared.state.lock();
+            let record_bytes = crate::format::record_bytes(payload_bytes);
+            if let Ok(false) = self.make_room(&mut state, record_bytes) {
+                state.room_waiters.push(Box::new(ready));
+                return;
+            }
+        }
+        ready();
+    }
+
     /// Calls `done` once with the last durable record when the record `lsn` is durable, or with
     /// the reason why it never will be.
     ///
@@ -207,32 +224,7 @@ impl Log {
         let record_bytes = crate::format::record_bytes(bytes);
         let shared = &*self.shared;
         let mut state = shared.state.lock();
-        loop {
-            state.check()?;
-            let gathered = state.gathered_bytes;
-            if gathered > 0 && gathered + record_bytes > shared.buffer_bytes_max {
-                let last = state.next.previous();
-                self.want_flush(&mut state, last)?;
-                on_wait(self, &mut state)?;
-                continue;
-            }
-            let (next, needed) = (state.next, state.needed());
-            match state.segments.make_room(record_bytes as u64, next, needed) {
-                Room::Here => break,
-                Room::Rolled => {
-                    shared.house_work.notify_one();
-                    break;
-                }
-                Room::Preparing => {
-                    shared.house_work.notify_one();
-                }
-                Room::AfterFlush => self.want_flush(&mut state, next.previous())?,
-                Room::None => {
-                    return Err(Error::Full {
-                        bytes_bound: state.segments.bytes_bound(),
-                    });
-                }
-            }
+        while !self.make_room(&mut state, record_bytes)? {
             on_wait(self, &mut state)?;
         }
         let owner = (shared.id, shared.incarnation);
@@ -248,6 +240,33 @@ impl Log {
                 offset,
             },
         })
+    }
+
+    /// Whether a record of this size can be placed now; asks for what is missing if not.
+    fn make_room(&self, state: &mut State, record_bytes: usize) -> Result<bool, Error> {
+        state.check()?;
+        let (next, needed, gathered) = (state.next, state.needed(), state.gathered_bytes);
+        if gathered > 0 && gathered + record_bytes > self.shared.buffer_bytes_max {
+            self.want_flush(state, next.previous())?;
+            return Ok(false);
+        }
+        match state.segments.make_room(record_bytes as u64, next, needed) {
+            Room::Here => return Ok(true),
+            Room::Rolled => {
+                self.shared.house_work.notify_one();
+                return Ok(true);
+            }
+            Room::Preparing => {
+                self.shared.house_work.notify_one();
+            }
+            Room::AfterFlush => self.want_flush(state, next.previous())?,
+            Room::None => {
+                return Err(Error::Full {
+                    bytes_bound: state.segments.bytes_bound(),
+                });
+            }
+        }
+        Ok(false)
     }
 
     fn wait(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Error> {

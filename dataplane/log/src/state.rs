@@ -44,6 +44,15 @@ impl Shared {
         })
     }
 
+    /// Wakes everybody who found no room.
+    pub(crate) fn room_has_changed(&self) {
+        let room_waiters = std::mem::take(&mut self.state.lock().room_waiters);
+        self.progress.notify_all();
+        for ready in room_waiters {
+            ready();
+        }
+    }
+
     /// Ends the log's service for good and answers everybody who waits.
     pub(crate) fn poison(&self, error: Error) {
         let error = error.into_poison();
@@ -52,7 +61,7 @@ impl Shared {
             state.poison.get_or_insert_with(|| error.clone());
             std::mem::take(&mut state.waiters)
         };
-        self.progress.notify_all();
+        self.room_has_changed();
         self.flush_work.notify_all();
         self.house_work.notify_all();
         for (_, callback) in waiters {
@@ -108,6 +117,8 @@ pub(crate) struct State {
     /// Emptied buffers.
     spare: Vec<Vec<u8>>,
     pub(crate) waiters: Vec<(Lsn, Callback)>,
+    /// Those who want to try an append again.
+    pub(crate) room_waiters: Vec<Box<dyn FnOnce() + Send>>,
     pub(crate) poison: Option<Error>,
     pub(crate) closing: bool,
 }
@@ -125,6 +136,7 @@ impl State {
             gathered_bytes: 0,
             spare: Vec::new(),
             waiters: Vec::new(),
+            room_waiters: Vec::new(),
             poison: None,
             closing: false,
         }
