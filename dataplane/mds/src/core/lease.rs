@@ -1,0 +1,326 @@
+//! Who caches what, and recalls.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use hither_proto::ids::{InodeId, LeaseId, SessionId};
+use hither_proto::meta::Recall;
+use hither_proto::stored::ChunkRef;
+use smallvec::SmallVec;
+
+/// Data lease of a file.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(crate) enum Data {
+    #[default]
+    None,
+    Shared(SmallVec<[SessionId; 2]>),
+    Exclusive(Exclusive),
+}
+
+/// An exclusive data lease.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Exclusive {
+    pub(crate) session: SessionId,
+    pub(crate) lease: LeaseId,
+    /// References given out under the lease and not reported as written yet.
+    pub(crate) reserved: Vec<ChunkRef>,
+}
+
+/// Leases on one inode.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    /// Sessions that cache the attributes.
+    pub(crate) attributes: SmallVec<[SessionId; 2]>,
+    /// Sessions that cache entries of the directory, with the recalls of single names since they
+    /// last looked.
+    pub(crate) entries: SmallVec<[(SessionId, u32); 2]>,
+    pub(crate) data: Data,
+    /// Sessions known to hold a descriptor although they hold no lease.
+    pub(crate) open: SmallVec<[SessionId; 1]>,
+    /// Recalls under way: nothing new is given meanwhile.
+    pub(crate) recalling: u32,
+    /// The last exclusive lease ended uncleanly: chunks are being sealed.
+    pub(crate) sealing: bool,
+    /// A trim is under way.
+    pub(crate) trimming: bool,
+}
+
+impl Leases {
+    fn is_unused(&self) -> bool {
+        self.attributes.is_empty()
+            && self.entries.is_empty()
+            && self.data == Data::None
+            && self.open.is_empty()
+            && self.recalling == 0
+            && !self.sealing
+            && !self.trimming
+    }
+
+    /// Whether the session holds anything that keeps it informed of the inode.
+    pub(crate) fn informs(&self, session: SessionId) -> bool {
+        self.attributes.contains(&session)
+            || self.open.contains(&session)
+            || match &self.data {
+                Data::None => false,
+                Data::Shared(holders) => holders.contains(&session),
+                Data::Exclusive(exclusive) => exclusive.session == session,
+            }
+    }
+}
+
+/// One thing to be given back by one session.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Wanted {
+    pub(crate) session: SessionId,
+    pub(crate) recall: Recall,
+}
+
+/// All leases of a rank.
+#[derive(Debug, Default)]
+pub(crate) struct LeaseTable {
+    by_inode: BTreeMap<InodeId, Leases>,
+}
+
+impl LeaseTable {
+    pub(crate) fn of(&self, ino: InodeId) -> Option<&Leases> {
+        self.by_inode.get(&ino)
+    }
+
+    pub(crate) fn of_mut(&mut self, ino: InodeId) -> &mut Leases {
+        self.by_inode.entry(ino).or_default()
+    }
+
+    pub(crate) fn prune(&mut self, ino: InodeId) {
+        if self.by_inode.get(&ino).is_some_and(Leases::is_unused) {
+            self.by_inode.remove(&ino);
+        }
+    }
+
+    /// Forgets all leases on an inode that is gone; recalls under way still end.
+    pub(crate) fn clear(&mut self, ino: InodeId) {
+        if let Some(leases) = self.by_inode.get_mut(&ino) {
+            *leases = Leases {
+                recalling: leases.recalling,
+                ..Leases::default()
+            };
+        }
+        self.prune(ino);
+    }
+
+    pub(crate) fn holds_any(&self, ino: InodeId) -> bool {
+        self.by_inode.contains_key(&ino)
+    }
+
+    pub(crate) fn inodes_of(&self, session: SessionId) -> Vec<InodeId> {
+        self.by_inode
+            .iter()
+            .filter(|(_, leases)| {
+                leases.informs(session) || leases.entries.iter().any(|(s, _)| *s == session)
+            })
+            .map(|(ino, _)| *ino)
+            .collect()
+    }
+
+    /// Gives the attributes lease unless somebody writes the file or a recall is under way.
+    pub(crate) fn give_attributes(&mut self, ino: InodeId, session: SessionId) -> bool {
+        let leases = self.of_mut(ino);
+        let foreign_writer = matches!(&leases.data, Data::Exclusive(e) if e.session != session);
+        if leases.recalling > 0 || leases.sealing || foreign_writer {
+            self.prune(ino);
+            return false;
+        }
+        if !leases.attributes.contains(&session) {
+            leases.attributes.push(session);
+        }
+        true
+    }
+
+    /// Gives the lease on a directory's entries unless a recall is under way.
+    pub(crate) fn give_entries(&mut self, dir: InodeId, session: SessionId) -> bool {
+        let leases = self.of_mut(dir);
+        if leases.recalling > 0 {
+            self.prune(dir);
+            return false;
+        }
+        match leases
+            .entries
+            .iter_mut()
+            .find(|(holder, _)| *holder == session)
+        {
+            Some((_, conflicts)) => *conflicts = 0,
+            None => leases.entries.push((session, 0)),
+        }
+        true
+    }
+
+    /// What must be given back before attributes of `ino` change for `session`.
+    pub(crate) fn attribute_holders(
+        &self,
+        ino: InodeId,
+        session: SessionId,
+        unlinked: bool,
+    ) -> Vec<Wanted> {
+        let Some(leases) = self.of(ino) else {
+            return Vec::new();
+        };
+        let mut holders: Vec<SessionId> = leases.attributes.to_vec();
+        if unlinked {
+            match &leases.data {
+                Data::None => {}
+                Data::Shared(shared) => holders.extend(shared),
+                Data::Exclusive(exclusive) => holders.push(exclusive.session),
+            }
+        }
+        holders.sort_unstable();
+        holders.dedup();
+        holders.retain(|holder| *holder != session && !(unlinked && leases.open.contains(holder)));
+        holders
+            .into_iter()
+            .map(|session| Wanted {
+                session,
+                recall: Recall {
+                    ino: ino.0,
+                    attributes: true,
+                    unlinked,
+                    ..Recall::default()
+                },
+            })
+            .collect()
+    }
+
+    /// What must be given back before the entry `name` of `dir` changes for `session`.
+    pub(crate) fn entry_holders(
+        &self,
+        dir: InodeId,
+        name: &Bytes,
+        session: SessionId,
+    ) -> Vec<Wanted> {
+        let Some(leases) = self.of(dir) else {
+            return Vec::new();
+        };
+        leases
+            .entries
+            .iter()
+            .filter(|(holder, _)| *holder != session)
+            .map(|(holder, conflicts)| {
+                // A holder that looks no more loses the whole directory, so that later changes
+                // need no recall.
+                let whole = *conflicts >= NAME_RECALLS_MAX;
+                let name = if whole { Bytes::new() } else { name.clone() };
+                Wanted {
+                    session: *holder,
+                    recall: Recall {
+                        ino: dir.0,
+                        entries: true,
+                        name,
+                        ..Recall::default()
+                    },
+                }
+            })
+            .collect()
+    }
+
+    /// What must be given back before `session` may read (or write) the file's data.
+    pub(crate) fn data_holders(
+        &self,
+        ino: InodeId,
+        session: SessionId,
+        exclusive: bool,
+    ) -> Vec<Wanted> {
+        let Some(leases) = self.of(ino) else {
+            return Vec::new();
+        };
+        let recall = |holder: SessionId, lease: LeaseId, keep_shared: bool| Wanted {
+            session: holder,
+            recall: Recall {
+                ino: ino.0,
+                data_lease: lease.0.max(1),
+                keep_shared,
+                ..Recall::default()
+            },
+        };
+        match &leases.data {
+            Data::Exclusive(held) if held.session != session => {
+                vec![recall(held.session, held.lease, !exclusive)]
+            }
+            Data::Shared(holders) if exclusive => holders
+                .iter()
+                .filter(|holder| **holder != session)
+                .map(|holder| recall(*holder, LeaseId(0), false))
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Notes what an acknowledged recall has given back.
+    pub(crate) fn given_back(&mut self, session: SessionId, recall: &Recall, open: bool) {
+        let ino = InodeId(recall.ino);
+        let leases = self.of_mut(ino);
+        if recall.attributes {
+            leases.attributes.retain(|holder| *holder != session);
+        }
+        if recall.entries {
+            if recall.name.is_empty() {
+                leases.entries.retain(|(holder, _)| *holder != session);
+            } else if let Some(entry) = leases.entries.iter_mut().find(|(h, _)| *h == session) {
+                entry.1 += 1;
+            }
+        }
+        if (recall.data_lease != 0 || recall.unlinked)
+            && let Data::Shared(holders) = &mut leases.data
+        {
+            if recall.data_lease != 0 {
+                holders.retain(|holder| *holder != session);
+            }
+            if holders.is_empty() {
+                leases.data = Data::None;
+            }
+        }
+        if open && !leases.open.contains(&session) {
+            leases.open.push(session);
+        }
+        self.prune(ino);
+    }
+
+    /// Forgets everything a session holds; returns the files it held exclusively.
+    pub(crate) fn forget_session(&mut self, session: SessionId) -> Vec<(InodeId, Exclusive)> {
+        let mut exclusive = Vec::new();
+        for ino in self.inodes_of(session) {
+            let leases = self.of_mut(ino);
+            leases.attributes.retain(|holder| *holder != session);
+            leases.entries.retain(|(holder, _)| *holder != session);
+            leases.open.retain(|holder| *holder != session);
+            match &mut leases.data {
+                Data::Shared(holders) => {
+                    holders.retain(|holder| *holder != session);
+                    if holders.is_empty() {
+                        leases.data = Data::None;
+                    }
+                }
+                Data::Exclusive(held) if held.session == session => {
+                    exclusive.push((ino, held.clone()));
+                    leases.data = Data::None;
+                }
+                Data::Exclusive(_) | Data::None => {}
+            }
+            self.prune(ino);
+        }
+        exclusive
+    }
+
+    /// Counts of a session, for people: all inodes, exclusively held files.
+    pub(crate) fn counts(&self, session: SessionId) -> (u64, u64) {
+        let mut all = 0;
+        let mut exclusive = 0;
+        for ino in self.inodes_of(session) {
+            all += 1;
+            let held = self.of(ino).map(|leases| &leases.data);
+            exclusive +=
+                u64::from(matches!(held, Some(Data::Exclusive(e)) if e.session == session));
+        }
+        (all, exclusive)
+    }
+}
+
+/// Recalls of single names of a directory after which a holder that did not look again loses it.
+const NAME_RECALLS_MAX: u32 = 16;

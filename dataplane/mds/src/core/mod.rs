@@ -1,0 +1,48 @@
+//! The deterministic core of one metadata rank.
+//!
+//! [`Core::handle`] takes an [`Event`] and the monotonic time and returns the [`Effect`]s the shell
+//! has to carry out. A request runs as a function over the cache; where it lacks something it stops
+//! ([`Stop`]), is parked, and later runs again from its start: it holds nothing meanwhile.
+//!
+//! | file | concern |
+//! | --- | --- |
+//! | `cache` | inodes, directories, entries in memory; what to load; eviction |
+//! | `batch` | the open batch, what depends on it, commits |
+//! | `lease` | who caches what; recalls |
+//! | `session` | sessions, reply cache, reclaim, eviction |
+//! | `locks` | flock and byte-range locks |
+//! | `ops/*` | the operations |
+
+mod batch;
+mod cache;
+mod event;
+mod ids;
+mod lease;
+mod locks;
+mod ops;
+mod run;
+mod session;
+#[cfg(test)]
+mod tests;
+
+pub use batch::Commit;
+pub use cache::{EntryKey, LoadKey, Loaded};
+pub use event::{Answer, CommitOutcome, Counter, Effect, Event, Refusal, SealChunk, Token};
+pub use run::Core;
+
+/// What a core is made with.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Rank this core serves.
+    pub rank: hither_proto::ids::RankId,
+    /// Epoch of the rank's authority.
+    pub epoch: hither_proto::ids::Epoch,
+    /// Time after its last renewal at which a session ends.
+    pub session_lease: std::time::Duration,
+    /// Answer changes before they are in the store.
+    pub early_answers: bool,
+    /// Time an open batch may wait for company while nobody waits for it.
+    pub batch_delay: std::time::Duration,
+    /// Inodes kept in memory; beyond, clean and unleased ones are dropped.
+    pub cached_inodes_max: usize,
+}

@@ -1,0 +1,6 @@
+//! The core against a store in memory and clients that answer recalls.
+
+mod data;
+mod failover;
+mod names;
+mod world;

@@ -1,0 +1,240 @@
+//! File data: leases, reports, cuts and seals.
+
+use bytes::Bytes;
+use hither_proto::ids::{CHUNK_SIZE, ROOT, SessionId};
+use hither_proto::meta::{
+    Acquire, AllocChunks, Create, RecallReply, Setattr, WriteReport, request::Op,
+};
+use hither_proto::status::{Errno, Status};
+use hither_proto::stored::ChunkRef;
+
+use super::world::{World, getattr, unlink};
+use crate::core::Effect;
+
+fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef) {
+    let create = Create {
+        parent: ROOT.0,
+        name: Bytes::copy_from_slice(name.as_bytes()),
+        mode: 0o100_644,
+        exclusive: true,
+        open_for_write: true,
+        ..Create::default()
+    };
+    let reply = world.ask(s, Op::Create(create)).unwrap();
+    assert!(reply.data_exclusive);
+    (reply.inode.unwrap().ino, reply.data_lease, reply.chunks[0])
+}
+
+fn report(ino: u64, lease: u64, size: u64, written: Vec<ChunkRef>) -> WriteReport {
+    WriteReport {
+        ino,
+        lease,
+        size,
+        mtime: 7,
+        written,
+        ..WriteReport::default()
+    }
+}
+
+fn acquire(ino: u64, exclusive: bool) -> Op {
+    Op::Acquire(Acquire {
+        ino,
+        hint: None,
+        exclusive,
+    })
+}
+
+fn freed(world: &World) -> usize {
+    world
+        .store
+        .keys()
+        .filter(|key| key.starts_with(b"q/"))
+        .count()
+}
+
+#[test]
+fn create_gives_a_lease_and_a_chunk_and_a_reader_takes_it_over() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    let answer = report(ino, lease, 5000, vec![chunk]);
+    world.on_recall = Box::new(move |_, recall| {
+        let report = (recall.data_lease != 0).then(|| answer.clone());
+        Some(RecallReply {
+            report,
+            ..RecallReply::default()
+        })
+    });
+    // stat asks the writer, whose lease stays.
+    let seen = world.ask(b, getattr(ino)).unwrap();
+    assert_eq!(seen.inode.unwrap().size, 5000);
+    assert!(!seen.attributes_leased);
+    assert!(world.recalls.last().unwrap().1.report_only);
+    // A reader gets what the writer has given back.
+    let read = world.ask(b, acquire(ino, false)).unwrap();
+    assert_eq!(
+        read.chunks.iter().map(|c| c.chunk).collect::<Vec<_>>(),
+        vec![chunk.chunk]
+    );
+    assert!(!read.data_exclusive && read.inode.unwrap().size == 5000);
+    assert!(world.recalls.last().unwrap().1.keep_shared);
+    // The writer's lease is gone: what it reports now is refused.
+    let late = world.ask(a, Op::WriteReport(report(ino, lease, 9, vec![])));
+    assert_eq!(late, Err(Status::STALE_LEASE));
+    // A later exclusive lease has a higher id.
+    world.on_recall = Box::new(|_, _| Some(RecallReply::default()));
+    let again = world.ask(a, acquire(ino, true)).unwrap();
+    assert!(again.data_lease > lease);
+}
+
+#[test]
+fn chunks_are_reserved_once_and_freed_when_never_written() {
+    let mut world = World::new();
+    let s = world.session("a");
+    let (ino, lease, first) = open_new(&mut world, s, "f");
+    let alloc = Op::AllocChunks(AllocChunks {
+        ino,
+        hint: None,
+        lease,
+        indices: vec![0, 1, 20],
+    });
+    let given = world.ask(s, alloc.clone()).unwrap().chunks;
+    assert_eq!(given[0], first);
+    assert_eq!(
+        world.ask(s, alloc).unwrap().chunks,
+        given,
+        "asked again, the same"
+    );
+    let size = 20 * CHUNK_SIZE + 1;
+    let done = WriteReport {
+        release: true,
+        ..report(ino, lease, size, vec![given[0], given[2]])
+    };
+    world.ask(s, Op::WriteReport(done)).unwrap();
+    assert_eq!(freed(&world), 1, "the chunk that was never written");
+    let read = world.ask(s, acquire(ino, false)).unwrap();
+    assert_eq!(
+        read.chunks.iter().map(|c| c.index).collect::<Vec<_>>(),
+        vec![0, 20]
+    );
+    world.ask(s, unlink(ROOT.0, "f", false)).unwrap();
+    // The request did not name the inode: the session may hold it open.
+    let close = hither_proto::meta::CloseInode { ino };
+    world.ask(s, Op::CloseInode(close)).unwrap();
+    assert_eq!(freed(&world), 3);
+    assert!(
+        world.store.keys().all(|key| !key.starts_with(b"c/")),
+        "no page left"
+    );
+}
+
+#[test]
+fn a_cut_is_trimmed_before_anybody_reads_or_extends() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world
+        .ask(a, Op::WriteReport(report(ino, lease, 10_000, vec![chunk])))
+        .unwrap();
+    world.hold_data = true;
+    let cut = Setattr {
+        ino,
+        size: Some(100),
+        lease,
+        ..Setattr::default()
+    };
+    let cut = world.send(a, Op::Setattr(cut));
+    let read = world.send(b, acquire(ino, false));
+    world.settle();
+    assert_eq!((world.take(cut), world.take(read)), (None, None));
+    let Some(Effect::Trim(_, seal)) = world.data_effects.front() else {
+        panic!("no trim")
+    };
+    assert!(seal.lease.0 > lease && seal.length_max == 100);
+    let trimmed_under = seal.lease.0;
+    world.hold_data = false;
+    let event = world.data_next().unwrap();
+    world.event(event);
+    world.settle();
+    let reply = world.result(cut).unwrap();
+    assert_eq!(reply.inode.unwrap().size, 100);
+    assert_eq!(
+        reply.data_lease, trimmed_under,
+        "the writer goes on under the trim's lease"
+    );
+    world.result(read).unwrap();
+}
+
+#[test]
+fn a_cut_to_nothing_frees_the_chunks_at_once() {
+    let mut world = World::new();
+    let a = world.session("a");
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world
+        .ask(a, Op::WriteReport(report(ino, lease, 10_000, vec![chunk])))
+        .unwrap();
+    let cut = Setattr {
+        ino,
+        size: Some(0),
+        lease,
+        ..Setattr::default()
+    };
+    world.ask(a, Op::Setattr(cut)).unwrap();
+    assert!(world.data_effects.is_empty());
+    assert_eq!(freed(&world), 1);
+}
+
+#[test]
+fn a_lost_writer_is_fenced_and_sealed_before_a_reader_gets_in() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world
+        .ask(a, Op::WriteReport(report(ino, lease, 3000, vec![chunk])))
+        .unwrap();
+    world.on_recall = Box::new(|_, _| None);
+    world.hold_data = true;
+    let read = world.send(b, acquire(ino, false));
+    for _ in 0..20 {
+        world.now += std::time::Duration::from_secs(1);
+        let renew = world.token();
+        world.event(crate::core::Event::SessionRenew(renew, b, 0));
+        world.event(crate::core::Event::Tick);
+    }
+    assert_eq!(world.data_effects.front(), Some(&Effect::Fence(a)));
+    assert_eq!(world.take(read), None);
+    let event = world.data_next().unwrap();
+    world.event(event);
+    let Some(Effect::Seal(_, seals)) = world.data_effects.front() else {
+        panic!("no seal")
+    };
+    assert_eq!(seals.len(), 1);
+    assert_eq!((seals[0].chunk.0, seals[0].length_max), (chunk.chunk, 3000));
+    assert!(seals[0].lease.0 > lease);
+    assert_eq!(world.take(read), None);
+    let event = world.data_next().unwrap();
+    world.event(event);
+    world.settle();
+    assert_eq!(world.result(read).unwrap().chunks[0].chunk, chunk.chunk);
+}
+
+#[test]
+fn bad_requests_are_refused_by_name() {
+    let mut world = World::new();
+    let a = world.session("a");
+    assert_eq!(
+        world.ask(a, acquire(ROOT.0, true)),
+        Err(Errno::EINVAL.into())
+    );
+    assert_eq!(
+        world.ask(a, acquire(999_999_999, true)),
+        Err(Errno::ESTALE.into())
+    );
+    let (ino, ..) = open_new(&mut world, a, "f");
+    let huge = Setattr {
+        ino,
+        size: Some(u64::MAX),
+        ..Setattr::default()
+    };
+    assert_eq!(world.ask(a, Op::Setattr(huge)), Err(Errno::EFBIG.into()));
+}

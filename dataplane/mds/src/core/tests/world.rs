@@ -1,0 +1,434 @@
+//! A store in memory, clients that answer recalls, and time that only tests move.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hither_proto::fragment::Fragment;
+use hither_proto::ids::{BatchNumber, Epoch, GroupId, InodeId, ROOT, RankId, SessionId};
+use hither_proto::meta::{
+    Create, Getattr, Lookup, Readdir, Recall, RecallReply, Reply, Request, SessionOpen, Unlink,
+    request::Op,
+};
+use hither_proto::status::Status;
+use hither_proto::stored::{BackPointer, ChunkPage, Dentry, FragmentHead, RankState, SessionState};
+use prost::Message;
+
+use crate::core::run::Restored;
+use crate::core::{
+    Answer, CommitOutcome, Core, Counter, Effect, EntryKey, Event, LoadKey, Loaded, Options, Token,
+};
+use crate::keys;
+
+pub(super) const CLASS: u32 = 1;
+
+/// What a client does when something is recalled from it.
+pub(super) type OnRecall = Box<dyn FnMut(SessionId, &Recall) -> Option<RecallReply>>;
+
+pub(super) struct World {
+    pub(super) core: Core,
+    pub(super) store: BTreeMap<Bytes, Bytes>,
+    pub(super) now: Duration,
+    answers: BTreeMap<Token, Answer>,
+    next_token: u64,
+    next_number: u64,
+    pub(super) on_recall: OnRecall,
+    pub(super) recalls: Vec<(SessionId, Recall)>,
+    /// Commits wait here while the store is held.
+    pub(super) held_commits: VecDeque<Box<crate::core::Commit>>,
+    pub(super) hold_commits: bool,
+    pub(super) hold_data: bool,
+    /// Seals, trims and fences nobody carried out yet.
+    pub(super) data_effects: VecDeque<Effect>,
+    pub(super) stopped: bool,
+    rank: RankId,
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let mut store = BTreeMap::new();
+        for (key, value) in Core::bootstrap_writes(CLASS, 1) {
+            store.insert(key, value);
+        }
+        store.insert(
+            keys::subtree(ROOT, Fragment::WHOLE),
+            Bytes::from_static(b"mine"),
+        );
+        Self::on(store, RankId(0), Vec::new())
+    }
+
+    /// A rank that starts on what a store holds.
+    pub(super) fn on(
+        store: BTreeMap<Bytes, Bytes>,
+        rank: RankId,
+        subtrees: Vec<(InodeId, Fragment, RankId, Epoch)>,
+    ) -> Self {
+        let now = Duration::from_secs(100);
+        let core = start(&store, rank, subtrees, now);
+        let mut world = Self {
+            core,
+            store,
+            now,
+            answers: BTreeMap::new(),
+            next_token: 1,
+            next_number: 1,
+            on_recall: Box::new(|_, _| Some(RecallReply::default())),
+            recalls: Vec::new(),
+            held_commits: VecDeque::new(),
+            hold_commits: false,
+            hold_data: false,
+            data_effects: VecDeque::new(),
+            stopped: false,
+            rank,
+        };
+        world.event(Event::Tick);
+        world
+    }
+
+    /// The process dies and a successor starts on what the store holds.
+    pub(super) fn crash(&mut self) {
+        self.held_commits.clear();
+        self.hold_commits = false;
+        self.answers.clear();
+        self.core = start(&self.store, self.rank, Vec::new(), self.now);
+        self.event(Event::Tick);
+    }
+
+    pub(super) fn event(&mut self, event: Event) {
+        let mut todo: VecDeque<Effect> = self.core.handle(event, self.now).into();
+        while let Some(effect) = todo.pop_front() {
+            for event in self.carry_out(effect) {
+                todo.extend(self.core.handle(event, self.now));
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) -> Vec<Event> {
+        match effect {
+            Effect::Answer(token, answer) => {
+                assert!(
+                    self.answers.insert(token, answer).is_none(),
+                    "answered twice"
+                );
+            }
+            Effect::Load(key) => {
+                let loaded = self.load(&key);
+                return vec![Event::Loaded(key, Box::new(loaded))];
+            }
+            Effect::Commit(commit) => {
+                self.held_commits.push_back(commit);
+                if !self.hold_commits {
+                    return self.commit_next().into_iter().collect();
+                }
+            }
+            Effect::Reserve(counter) => {
+                let block = self.reserve(counter);
+                return vec![Event::Reserved(counter, block)];
+            }
+            Effect::Recall(id, session, recall) => {
+                let answer = (self.on_recall)(session, &recall);
+                self.recalls.push((session, recall));
+                return vec![Event::RecallAnswered(id, answer)];
+            }
+            Effect::Stop => self.stopped = true,
+            Effect::Trim(..) | Effect::Seal(..) | Effect::Fence(_) => {
+                self.data_effects.push_back(effect);
+                if !self.hold_data {
+                    return self.data_next().into_iter().collect();
+                }
+            }
+            Effect::Safe(..) | Effect::FreeChunks | Effect::WakeAt(_) => {}
+        }
+        Vec::new()
+    }
+
+    /// Applies the oldest held commit to the store.
+    pub(super) fn commit_next(&mut self) -> Option<Event> {
+        let commit = self.held_commits.pop_front()?;
+        let stands = commit
+            .unchanged
+            .iter()
+            .all(|(key, value)| self.store.get(key) == Some(value));
+        if !stands {
+            return Some(Event::Committed(commit.batch, CommitOutcome::Fenced));
+        }
+        for (from, to) in &commit.delete_ranges {
+            let gone: Vec<Bytes> = self
+                .store
+                .range(from.clone()..to.clone())
+                .map(|(key, _)| key.clone())
+                .collect();
+            for key in gone {
+                self.store.remove(&key);
+            }
+        }
+        for (key, value) in commit.writes {
+            match value {
+                Some(value) => self.store.insert(key, value),
+                None => self.store.remove(&key),
+            };
+        }
+        Some(Event::Committed(commit.batch, CommitOutcome::Done))
+    }
+
+    /// Carries out the oldest held seal, trim or fence as chunkservers would.
+    pub(super) fn data_next(&mut self) -> Option<Event> {
+        match self.data_effects.pop_front()? {
+            Effect::Trim(ino, chunk) => Some(Event::Trimmed(ino, chunk.group, Epoch(1))),
+            Effect::Seal(ino, chunks) => {
+                let done = chunks
+                    .into_iter()
+                    .map(|chunk| (chunk, true, Epoch(1)))
+                    .collect();
+                Some(Event::Sealed(ino, done))
+            }
+            Effect::Fence(session) => Some(Event::Fenced(session, Vec::new())),
+            other => panic!("not a data effect: {other:?}"),
+        }
+    }
+
+    fn reserve(&mut self, counter: Counter) -> Range<u64> {
+        let key = keys::counter(counter.name());
+        let next = self.store.get(&key).map_or(1000, |value| {
+            u64::from_be_bytes(value[..].try_into().unwrap())
+        });
+        let end = next + counter.block();
+        self.store
+            .insert(key, Bytes::copy_from_slice(&end.to_be_bytes()));
+        next..end
+    }
+
+    fn load(&self, key: &LoadKey) -> Loaded {
+        fn decode<M: Message + Default>(value: Option<&Bytes>) -> Option<M> {
+            value.map(|value| M::decode(value.clone()).unwrap())
+        }
+        match key {
+            LoadKey::Entry(dir, entry) => Loaded::Entry(decode::<Dentry>(
+                self.store.get(&keys::dentry(*dir, entry.hash, &entry.name)),
+            )),
+            LoadKey::Head(dir) => Loaded::Head(decode::<FragmentHead>(
+                self.store.get(&keys::fragment_head(*dir, Fragment::WHOLE)),
+            )),
+            LoadKey::BackPointer(ino) => Loaded::BackPointer(decode::<BackPointer>(
+                self.store.get(&keys::back_pointer(*ino)),
+            )),
+            LoadKey::Page(ino, page) => Loaded::Page(
+                decode::<ChunkPage>(self.store.get(&keys::chunk_page(*ino, *page)))
+                    .unwrap_or_default(),
+            ),
+            LoadKey::Directory(dir, after) => self.load_page(*dir, after.as_ref()),
+        }
+    }
+
+    fn load_page(&self, dir: InodeId, after: Option<&EntryKey>) -> Loaded {
+        let from = match after {
+            Some(after) => keys::dentry(dir, after.hash, &after.name),
+            None => keys::dentry(dir, hither_proto::ids::NameHash(0), b""),
+        };
+        let mut found: Vec<(EntryKey, Dentry)> = self
+            .store
+            .range(from.clone()..keys::dentry_end(dir))
+            .filter(|(key, _)| after.is_none() || **key != from)
+            .take(4)
+            .map(|(key, value)| {
+                let (_, hash, name) = keys::parse_dentry(key).unwrap();
+                (
+                    EntryKey { hash, name },
+                    Dentry::decode(value.clone()).unwrap(),
+                )
+            })
+            .collect();
+        let more = found.len() > 3;
+        found.truncate(3);
+        Loaded::Directory(found, more)
+    }
+
+    // ---- as a client
+
+    pub(super) fn token(&mut self) -> Token {
+        self.next_token += 1;
+        Token(self.next_token)
+    }
+
+    pub(super) fn session(&mut self, host: &str) -> SessionId {
+        let token = self.token();
+        let open = SessionOpen {
+            host: host.into(),
+            ..SessionOpen::default()
+        };
+        self.event(Event::SessionOpen(token, open));
+        match self.answers.remove(&token) {
+            Some(Answer::Opened(reply)) => SessionId(reply.session),
+            other => panic!("no session: {other:?}"),
+        }
+    }
+
+    /// Sends; the answer may be there already or come later.
+    pub(super) fn send(&mut self, session: SessionId, op: Op) -> Token {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.send_numbered(session, number, false, op)
+    }
+
+    pub(super) fn send_numbered(
+        &mut self,
+        session: SessionId,
+        number: u64,
+        replay: bool,
+        op: Op,
+    ) -> Token {
+        let token = self.token();
+        let now = i64::try_from(self.now.as_nanos()).unwrap();
+        let request = Request {
+            session: session.0,
+            number,
+            replay,
+            now,
+            op: Some(op),
+            ..Request::default()
+        };
+        self.event(Event::Request(token, Box::new(request)));
+        token
+    }
+
+    pub(super) fn take(&mut self, token: Token) -> Option<Answer> {
+        self.answers.remove(&token)
+    }
+
+    /// Sends, lets batches commit, and takes the reply.
+    pub(super) fn ask(&mut self, session: SessionId, op: Op) -> Result<Reply, Status> {
+        let token = self.send(session, op);
+        self.settle();
+        self.result(token)
+    }
+
+    pub(super) fn result(&mut self, token: Token) -> Result<Reply, Status> {
+        match self.take(token) {
+            Some(Answer::Reply(reply)) => Ok(*reply),
+            Some(Answer::Refused(refusal)) => Err(refusal.status),
+            other => panic!("no reply: {other:?}"),
+        }
+    }
+
+    /// Lets open batches become due and commit.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..3 {
+            self.now += Duration::from_millis(10);
+            self.event(Event::Tick);
+        }
+    }
+
+    pub(super) fn create(&mut self, session: SessionId, dir: u64, name: &str, mode: u32) -> u64 {
+        self.ask(session, create(dir, name, mode))
+            .unwrap()
+            .inode
+            .unwrap()
+            .ino
+    }
+
+    pub(super) fn lookup(&mut self, session: SessionId, dir: u64, name: &str) -> Option<u64> {
+        let reply = self.ask(session, lookup(dir, name)).unwrap();
+        reply.inode.map(|inode| inode.ino)
+    }
+
+    pub(super) fn names(&mut self, session: SessionId, dir: u64) -> BTreeSet<String> {
+        let mut all = BTreeSet::new();
+        let mut page = Readdir {
+            dir,
+            start: true,
+            limit: 2,
+            ..Readdir::default()
+        };
+        loop {
+            let reply = self.ask(session, Op::Readdir(page.clone())).unwrap();
+            for entry in &reply.entries {
+                let name = String::from_utf8(entry.name.to_vec()).unwrap();
+                assert!(all.insert(name), "listed twice");
+            }
+            if reply.end {
+                return all;
+            }
+            let last = reply.entries.last().unwrap();
+            page.start = false;
+            page.after_hash = last.hash;
+            page.after_name = last.name.clone();
+        }
+    }
+}
+
+fn start(
+    store: &BTreeMap<Bytes, Bytes>,
+    rank: RankId,
+    subtrees: Vec<(InodeId, Fragment, RankId, Epoch)>,
+    now: Duration,
+) -> Core {
+    let sessions = store
+        .range(Bytes::from_static(b"o/")..keys::prefix_end(b"o/"))
+        .map(|(_, value)| SessionState::decode(value.clone()).unwrap())
+        .collect();
+    let last_batch = store
+        .get(&keys::rank_state(rank))
+        .map_or(0, |value| RankState::decode(value.clone()).unwrap().batch);
+    let root = keys::subtree(ROOT, Fragment::WHOLE);
+    let groups = crate::core::event::GroupChoice {
+        by_class: BTreeMap::from([(CLASS, vec![GroupId(1), GroupId(2)])]),
+        epochs: BTreeMap::from([(GroupId(1), Epoch(1)), (GroupId(2), Epoch(1))]),
+        default_class: CLASS,
+        total_bytes: 1 << 40,
+        free_bytes: 1 << 39,
+    };
+    Core::new(
+        Options {
+            rank,
+            epoch: Epoch(1),
+            session_lease: Duration::from_secs(15),
+            early_answers: true,
+            batch_delay: Duration::from_millis(5),
+            cached_inodes_max: 1000,
+        },
+        Restored {
+            sessions,
+            locks: Vec::new(),
+            last_batch: BatchNumber(last_batch),
+            authority: store
+                .get(&root)
+                .map(|value| (root.clone(), value.clone()))
+                .into_iter()
+                .collect(),
+            subtrees,
+            groups,
+        },
+        now,
+    )
+}
+
+pub(super) fn create(dir: u64, name: &str, mode: u32) -> Op {
+    Op::Create(Create {
+        parent: dir,
+        name: Bytes::copy_from_slice(name.as_bytes()),
+        mode,
+        exclusive: true,
+        ..Create::default()
+    })
+}
+
+pub(super) fn lookup(dir: u64, name: &str) -> Op {
+    Op::Lookup(Lookup {
+        parent: dir,
+        name: Bytes::copy_from_slice(name.as_bytes()),
+    })
+}
+
+pub(super) fn getattr(ino: u64) -> Op {
+    Op::Getattr(Getattr { ino, hint: None })
+}
+
+pub(super) fn unlink(dir: u64, name: &str, directory: bool) -> Op {
+    Op::Unlink(Unlink {
+        parent: dir,
+        name: Bytes::copy_from_slice(name.as_bytes()),
+        directory,
+        ..Unlink::default()
+    })
+}
