@@ -209,7 +209,8 @@ impl DiskState {
 enum EntryChange {
     Create(String, u64),
     Remove(String),
-    Rename(String, String),
+    /// From, to, and the file that is renamed.
+    Rename(String, String, u64),
 }
 
 impl EntryChange {
@@ -222,10 +223,11 @@ impl EntryChange {
             Self::Remove(path) => {
                 entries.remove(path);
             }
-            Self::Rename(from, to) => {
-                if let Some(number) = entries.remove(from) {
-                    entries.insert(to.clone(), number);
+            Self::Rename(from, to, number) => {
+                if entries.get(from) == Some(&Some(*number)) {
+                    entries.remove(from);
                 }
+                entries.insert(to.clone(), Some(*number));
             }
         }
     }
@@ -387,8 +389,8 @@ impl LogDir for CrashDir {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut state = self.disk.state.lock();
-        state.lookup(&self.path(from))?;
-        state.change_entries(EntryChange::Rename(self.path(from), self.path(to)))
+        let number = state.lookup(&self.path(from))?;
+        state.change_entries(EntryChange::Rename(self.path(from), self.path(to), number))
     }
 
     fn subdir(&self, name: &str) -> io::Result<Arc<dyn LogDir>> {
@@ -414,7 +416,7 @@ impl LogDir for CrashDir {
         for change in changes {
             let path = match &change {
                 EntryChange::Create(path, _) | EntryChange::Remove(path) => path,
-                EntryChange::Rename(_, to) => to,
+                EntryChange::Rename(_, to, _) => to,
             };
             let here = path
                 .strip_prefix(&self.path)
@@ -496,13 +498,27 @@ impl LogFile for CrashFile {
             Step::LastGasp => Err(stopped()),
             Step::Fail => {
                 let mut random = Random(state.steps);
+                let everything_lost = state.steps.is_multiple_of(2);
                 let file = state.file(self.number);
-                file.durable = file.after_loss(&mut random);
+                if !everything_lost {
+                    file.durable = file.after_loss(&mut random);
+                }
                 // The kernel marks the pages clean: nobody will write them again.
                 file.pending.clear();
                 Err(device_error())
             }
         }
+    }
+
+    fn drop_cache(&self) -> io::Result<()> {
+        let mut state = self.disk.state.lock();
+        state.serving()?;
+        let file = state.file(self.number);
+        file.live = file.durable.clone();
+        for change in &file.pending {
+            change.apply(&mut file.live);
+        }
+        Ok(())
     }
 
     fn try_lock(&self) -> io::Result<bool> {
@@ -623,6 +639,9 @@ mod tests {
             assert!(file.sync_data().is_err());
             file.sync_data().unwrap();
             assert_eq!(file.size().unwrap(), 512);
+            let after = disk.power_loss(1).content("a").unwrap();
+            file.drop_cache().unwrap();
+            assert_eq!(disk.content("a").unwrap(), after);
             disk.power_loss(1).content("a").unwrap() != [7; 512]
         });
         assert!(lost.count() > 0);

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{Advice, FallocateFlags};
 
 /// One entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,6 +56,11 @@ pub trait LogFile: Debug + Send + Sync + 'static {
     fn punch_hole(&self, offset: u64, size_bytes: u64) -> io::Result<()>;
     /// Makes data and size durable.
     fn sync_data(&self) -> io::Result<()>;
+    /// Forgets cached content that is not waiting to be written, so that later reads show what the
+    /// device has. After a failed sync that may be less than what reads have shown.
+    fn drop_cache(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Takes the exclusive lock of the file until this handle is dropped; `false` when another
     /// handle has it.
     fn try_lock(&self) -> io::Result<bool>;
@@ -168,6 +173,10 @@ impl LogFile for RealFile {
 
     fn sync_data(&self) -> io::Result<()> {
         self.file.sync_data()
+    }
+
+    fn drop_cache(&self) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed)?)
     }
 
     fn try_lock(&self) -> io::Result<bool> {

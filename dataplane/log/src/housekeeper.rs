@@ -67,20 +67,21 @@ fn next_job(shared: &Shared) -> Option<Job> {
     }
 }
 
-/// Makes a segment file full of zeros, so that later writes change nothing but its data. A file
-/// left by an interrupted attempt is made anew.
+/// Makes a segment file full of zeros, so that later writes change nothing but its data. It gets
+/// its name when it is durable; what an interrupted attempt left under the other name goes first.
 pub(crate) fn create_segment(
     dir: &dyn LogDir,
     index: SegmentIndex,
     segment_bytes: u64,
 ) -> Result<Arc<dyn LogFile>, Error> {
     let name = index.to_string();
+    let unfinished = format!("{name}{UNFINISHED_SUFFIX}");
     let io = |error| Error::io("create", &name, error);
-    let file = match dir.create(&name) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => dir.open(&name),
-        other => other,
-    };
-    let file = file.map_err(io)?;
+    match dir.remove(&unfinished) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
+        _ => {}
+    }
+    let file = dir.create(&unfinished).map_err(io)?;
     let zeros = vec![0; ZERO_WRITE_BYTES.min(usize::try_from(segment_bytes).unwrap_or(usize::MAX))];
     let mut offset = 0;
     while offset < segment_bytes {
@@ -90,6 +91,7 @@ pub(crate) fn create_segment(
         offset += size_bytes;
     }
     file.sync_data().map_err(io)?;
+    dir.rename(&unfinished, &name).map_err(io)?;
     dir.sync_dir().map_err(io)?;
     Ok(file)
 }
@@ -103,4 +105,5 @@ pub(crate) fn spawn(shared: &Arc<Shared>) -> Result<std::thread::JoinHandle<()>,
         .map_err(|error| Error::io("start a thread for", "housekeeper", error))
 }
 
+const UNFINISHED_SUFFIX: &str = ".new";
 const ZERO_WRITE_BYTES: usize = 1 << 20;

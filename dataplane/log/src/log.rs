@@ -22,7 +22,7 @@ use crate::{flusher, housekeeper};
 /// it may be dropped inside a flush callback.
 pub struct Log {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// Where a record's payload is inside the log, for [`Log::read`].
@@ -72,12 +72,12 @@ impl Log {
             house_work: Condvar::new(),
             progress: Condvar::new(),
         });
-        let mut log = Self {
+        let log = Self {
             shared,
-            threads: Vec::new(),
+            threads: Mutex::default(),
         };
-        log.threads.push(flusher::spawn(&log.shared)?);
-        log.threads.push(housekeeper::spawn(&log.shared)?);
+        log.threads.lock().push(flusher::spawn(&log.shared)?);
+        log.threads.lock().push(housekeeper::spawn(&log.shared)?);
         Ok((log, found.records))
     }
 
@@ -170,6 +170,42 @@ impl Log {
         let file = self.shared.file(place.index)?;
         file.read_at(buffer, place.offset + skip_bytes)
             .map_err(|error| Error::io("read", &place.index.to_string(), error))
+    }
+
+    /// Flushes what was appended, answers everybody who waits, and ends the log's threads: when
+    /// this returns, no callback runs or will run. Everything but reading fails from then on. The
+    /// directory stays locked until the log is dropped, which closes it too.
+    pub fn close(&self) {
+        self.shared.state.lock().closing = true;
+        self.shared.flush_work.notify_all();
+        self.shared.house_work.notify_all();
+        self.shared.room_has_changed();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        if threads.is_empty() {
+            return;
+        }
+        let own = std::thread::current().id();
+        for thread in threads {
+            // In a flush callback this is the flusher itself: it ends after the callback.
+            if thread.thread().id() != own && thread.join().is_err() {
+                tracing::error!("a thread of the log has panicked");
+            }
+        }
+        let state = self.shared.state.lock();
+        if state.poison.is_some() {
+            return;
+        }
+        let (needed, durable) = (state.needed(), state.durable);
+        drop(state);
+        let mut control = self.shared.control.lock();
+        let last = Control {
+            needed,
+            durable,
+            ..control.written
+        };
+        if let Err(error) = control.write(last) {
+            tracing::warn!(%error, "log closed without a last note in its control file");
+        }
     }
 
     /// The number that the next record gets.
@@ -289,31 +325,7 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        self.shared.state.lock().closing = true;
-        self.shared.flush_work.notify_all();
-        self.shared.house_work.notify_all();
-        let own = std::thread::current().id();
-        for thread in self.threads.drain(..) {
-            // In a flush callback this is the flusher itself: it ends after the callback.
-            if thread.thread().id() != own && thread.join().is_err() {
-                tracing::error!("a thread of the log has panicked");
-            }
-        }
-        let state = self.shared.state.lock();
-        if state.poison.is_some() {
-            return;
-        }
-        let (needed, durable) = (state.needed(), state.durable);
-        drop(state);
-        let mut control = self.shared.control.lock();
-        let last = Control {
-            needed,
-            durable,
-            ..control.written
-        };
-        if let Err(error) = control.write(last) {
-            tracing::warn!(%error, "log closed without a last note in its control file");
-        }
+        self.close();
     }
 }
 

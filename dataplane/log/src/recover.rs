@@ -290,15 +290,13 @@ fn open_segments(
         .filter_map(|entry| SegmentIndex::from_file_name(&entry.name))
     {
         let name = index.to_string();
-        let mut file = dir
+        let file = dir
             .open(&name)
             .map_err(|error| Error::io("open", &name, error))?;
         let size_bytes = file
             .size()
             .map_err(|error| Error::io("open", &name, error))?;
-        let whole = size_bytes == control.segment_bytes;
-        let head = read_head(&file, index, size_bytes, control.id)?;
-        if !whole && (head.is_some() || size_bytes > control.segment_bytes) {
+        if size_bytes != control.segment_bytes {
             let reason = "the segment has another size than when it was made";
             return Err(Error::Corrupt {
                 file: name,
@@ -306,10 +304,7 @@ fn open_segments(
                 reason,
             });
         }
-        if !whole {
-            // Its creation was interrupted; nothing was ever written to it.
-            file = create_segment(dir, index, control.segment_bytes)?;
-        }
+        let head = read_head(&file, index, size_bytes, control.id)?;
         segments.insert(index, Segment { file, head });
     }
     Ok(segments)

@@ -154,8 +154,9 @@ fn callbacks_come_after_a_flush_and_on_close() {
             sender.send((count, result.unwrap())).unwrap();
         });
     }
-    drop(log);
+    log.close();
     drop(sender);
+    assert!(matches!(log.append(RecordKind(0), &[]), Err(Error::Closed)));
     let mut seen: Vec<_> = receiver.iter().collect();
     seen.sort_unstable();
     assert_eq!(seen.len(), 50);
