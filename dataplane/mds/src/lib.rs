@@ -6,3 +6,6 @@
 
 pub mod core;
 pub mod keys;
+mod shell;
+
+pub use shell::{RankConfig, RankError, RankServer};

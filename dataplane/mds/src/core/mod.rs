@@ -27,8 +27,10 @@ mod tests;
 
 pub use batch::Commit;
 pub use cache::{EntryKey, LoadKey, Loaded};
-pub use event::{Answer, CommitOutcome, Counter, Effect, Event, Refusal, SealChunk, Token};
-pub use run::Core;
+pub use event::{
+    Answer, CommitOutcome, Counter, Effect, Event, GroupChoice, Refusal, SealChunk, Token,
+};
+pub use run::{Core, Restored};
 
 /// What a core is made with.
 #[derive(Debug, Clone)]

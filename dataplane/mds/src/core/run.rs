@@ -267,6 +267,12 @@ impl Core {
         (self.requests, self.tasks.len())
     }
 
+    /// Whether everything that was answered is in the store.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.nothing_open()
+    }
+
     fn set_subtrees(&mut self, subtrees: Vec<(InodeId, Fragment, RankId, Epoch)>) {
         self.subtrees = subtrees
             .into_iter()

@@ -1,0 +1,394 @@
+//! Seals, trims and fences on the chunkservers. Each goes on until it has succeeded on every
+//! in-sync member of the newest map: nothing else may be done with the chunk meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use hither_clustermap::ClusterView;
+use hither_metastore::MetaStore;
+use hither_net::{NetError, Reply};
+use hither_proto::chunk::{Close, Fence, FenceReply, Hop, Seal, SealReply, Settle, Target, Trim};
+use hither_proto::ids::{ChunkId, ChunkserverId, Epoch, GroupId, InodeId, LeaseId, SessionId};
+use hither_proto::kind::Kind;
+use hither_proto::map::ServerState;
+use hither_proto::status::Status;
+use prost::Message;
+
+use super::Shared;
+use crate::core::{Event, SealChunk};
+
+/// Why an attempt failed; the next one looks at the map anew.
+enum Failed {
+    Again,
+}
+
+/// Cuts the copies of a chunk, then tells the core.
+pub(crate) async fn trim<S: MetaStore>(shared: Arc<Shared<S>>, ino: InodeId, chunk: SealChunk) {
+    loop {
+        if let Ok(epoch) = trim_once(&shared, &chunk).await {
+            return shared.send(Event::Trimmed(ino, chunk.group, epoch));
+        }
+        shared.pause().await;
+    }
+}
+
+async fn trim_once<S: MetaStore>(shared: &Shared<S>, chunk: &SealChunk) -> Result<Epoch, Failed> {
+    let map = Arc::clone(&shared.map.borrow());
+    let (epoch, members) = members(&map, chunk.group)?;
+    let trim = Trim {
+        target: Some(target(chunk, epoch)),
+        offset: chunk.length_max,
+        length: 0,
+    };
+    let calls = members
+        .iter()
+        .map(|member| shared.ask(&map, *member, chunk.group, epoch, Kind::CHUNK_TRIM, &trim));
+    for result in join_all(calls).await {
+        match result {
+            Ok(_) | Err(Outcome::NoSuchChunk) => {}
+            Err(Outcome::Again) => return Err(Failed::Again),
+        }
+    }
+    Ok(epoch)
+}
+
+/// Seals chunks one after the other, then tells the core what exists.
+pub(crate) async fn seal<S: MetaStore>(
+    shared: Arc<Shared<S>>,
+    ino: InodeId,
+    chunks: Vec<SealChunk>,
+) {
+    let mut done = Vec::with_capacity(chunks.len());
+    for chunk in chunks {
+        let (exists, epoch) = loop {
+            match seal_once(&shared, &chunk).await {
+                Ok(sealed) => break sealed,
+                Err(Failed::Again) => shared.pause().await,
+            }
+        };
+        done.push((chunk, exists, epoch));
+    }
+    shared.send(Event::Sealed(ino, done));
+}
+
+async fn seal_once<S: MetaStore>(
+    shared: &Shared<S>,
+    chunk: &SealChunk,
+) -> Result<(bool, Epoch), Failed> {
+    let map = Arc::clone(&shared.map.borrow());
+    let (epoch, members) = members(&map, chunk.group)?;
+    let seal = Seal {
+        target: Some(target(chunk, epoch)),
+    };
+    let calls = members
+        .iter()
+        .map(|member| shared.ask(&map, *member, chunk.group, epoch, Kind::CHUNK_SEAL, &seal));
+    let mut states: BTreeMap<ChunkserverId, SealReply> = BTreeMap::new();
+    for (member, result) in members.iter().zip(join_all(calls).await) {
+        let state = match result {
+            Ok(reply) => reply.decode::<SealReply>().map_err(|_| Failed::Again)?,
+            Err(Outcome::NoSuchChunk) => SealReply::default(),
+            Err(Outcome::Again) => return Err(Failed::Again),
+        };
+        states.insert(*member, state);
+    }
+    let plan = settle_plan(&states, chunk.length_max);
+    if let Some(plan) = &plan {
+        settle(shared, &map, chunk, epoch, plan).await?;
+    }
+    let close = Close {
+        group: chunk.group.0,
+        epoch: epoch.0,
+        chunks: vec![chunk.chunk.0],
+        lease: chunk.lease.0,
+    };
+    for member in &members {
+        match shared
+            .ask(&map, *member, chunk.group, epoch, Kind::CHUNK_CLOSE, &close)
+            .await
+        {
+            Ok(_) | Err(Outcome::NoSuchChunk) => {}
+            Err(Outcome::Again) => return Err(Failed::Again),
+        }
+    }
+    Ok((plan.is_some(), epoch))
+}
+
+/// How the members are made equal: one is the source, the others take what differs from it.
+#[derive(Debug, PartialEq)]
+struct SettlePlan {
+    source: ChunkserverId,
+    length: u32,
+    /// Members with the blocks they have to take; an empty list still cuts to the length.
+    others: BTreeMap<ChunkserverId, Vec<u32>>,
+}
+
+/// `None`: no member has the chunk.
+fn settle_plan(states: &BTreeMap<ChunkserverId, SealReply>, length_max: u32) -> Option<SettlePlan> {
+    let having = states.iter().filter(|(_, state)| state.exists);
+    let (source, best) = having.max_by_key(|(_, state)| (state.lease_before, state.copy_length))?;
+    let mut blocks: BTreeSet<u32> = BTreeSet::new();
+    for state in states.values() {
+        blocks.extend(state.touched.iter().map(|touched| touched.block));
+    }
+    let sums = |state: &SealReply| -> BTreeMap<u32, u32> {
+        state
+            .touched
+            .iter()
+            .map(|touched| (touched.block, touched.checksum))
+            .collect()
+    };
+    let source_sums = sums(best);
+    let length = best.copy_length.min(length_max);
+    let others = states
+        .iter()
+        .filter(|(member, _)| *member != source)
+        .filter_map(|(member, state)| {
+            let theirs = sums(state);
+            let differing: Vec<u32> = if state.exists {
+                blocks
+                    .iter()
+                    .copied()
+                    .filter(|block| theirs.get(block) != source_sums.get(block))
+                    .collect()
+            } else {
+                (0..length.div_ceil(hither_proto::ids::CHECKSUM_BLOCK)).collect()
+            };
+            let same = differing.is_empty() && state.exists && state.copy_length == length;
+            (!same).then_some((*member, differing))
+        })
+        .collect();
+    Some(SettlePlan {
+        source: *source,
+        length,
+        others,
+    })
+}
+
+async fn settle<S: MetaStore>(
+    shared: &Shared<S>,
+    map: &ClusterView,
+    chunk: &SealChunk,
+    epoch: Epoch,
+    plan: &SettlePlan,
+) -> Result<(), Failed> {
+    let address = map.address(plan.source).ok_or(Failed::Again)?.to_owned();
+    let source = Hop {
+        server: plan.source.0,
+        address,
+    };
+    let base = Settle {
+        target: Some(target(chunk, epoch)),
+        source: Some(source),
+        blocks: Vec::new(),
+        length: plan.length,
+    };
+    let own = std::iter::once((&plan.source, &[][..]));
+    let others = plan
+        .others
+        .iter()
+        .map(|(member, blocks)| (member, &blocks[..]));
+    for (member, blocks) in own.chain(others) {
+        let settle = Settle {
+            blocks: blocks.to_vec(),
+            ..base.clone()
+        };
+        match shared
+            .ask(
+                map,
+                *member,
+                chunk.group,
+                epoch,
+                Kind::CHUNK_SETTLE,
+                &settle,
+            )
+            .await
+        {
+            Ok(_) => {}
+            Err(_) => return Err(Failed::Again),
+        }
+    }
+    Ok(())
+}
+
+/// Fences a session at every chunkserver that is not down, then tells the core what it had open.
+pub(crate) async fn fence<S: MetaStore>(shared: Arc<Shared<S>>, session: SessionId) {
+    let fence = Fence { session: session.0 };
+    let mut fenced: BTreeSet<ChunkserverId> = BTreeSet::new();
+    let mut open: BTreeSet<(InodeId, ChunkId, GroupId)> = BTreeSet::new();
+    loop {
+        let map = Arc::clone(&shared.map.borrow());
+        let down = i32::from(ServerState::Down);
+        // A server that is down acknowledges nothing: its groups have gone on without it.
+        let missing: Vec<ChunkserverId> = map
+            .servers()
+            .filter(|(id, server)| server.chunkserver.state != down && !fenced.contains(id))
+            .map(|(id, _)| id)
+            .collect();
+        if missing.is_empty() {
+            break;
+        }
+        let calls = missing.iter().map(|member| {
+            shared.ask(
+                &map,
+                *member,
+                GroupId(0),
+                Epoch(0),
+                Kind::FENCE_SESSION,
+                &fence,
+            )
+        });
+        for (member, result) in missing.iter().zip(join_all(calls).await) {
+            let Ok(reply) = result else { continue };
+            let Ok(reply) = reply.decode::<FenceReply>() else {
+                continue;
+            };
+            fenced.insert(*member);
+            for chunk in reply.open {
+                open.insert((
+                    InodeId(chunk.inode),
+                    ChunkId(chunk.chunk),
+                    GroupId(chunk.group),
+                ));
+            }
+        }
+        if missing.iter().any(|member| !fenced.contains(member)) {
+            shared.pause().await;
+        }
+    }
+    let open = open
+        .into_iter()
+        .map(|(ino, chunk, group)| {
+            let seal = SealChunk {
+                chunk,
+                group,
+                index: 0,
+                lease: LeaseId(0),
+                length_max: u32::MAX,
+            };
+            (ino, seal)
+        })
+        .collect();
+    shared.send(Event::Fenced(session, open));
+}
+
+/// A call that gave no OK.
+pub(crate) enum Outcome {
+    /// The member has no such copy.
+    NoSuchChunk,
+    /// Later, with a newer map.
+    Again,
+}
+
+impl<S: MetaStore> Shared<S> {
+    /// Asks a chunkserver; reports one that does not answer.
+    pub(crate) async fn ask(
+        &self,
+        map: &ClusterView,
+        member: ChunkserverId,
+        group: GroupId,
+        epoch: Epoch,
+        kind: Kind,
+        message: &impl Message,
+    ) -> Result<Reply, Outcome> {
+        let address = map.address(member).ok_or(Outcome::Again)?;
+        match self
+            .pool
+            .call(address, kind, message, &[], CALL_TIMEOUT)
+            .await
+        {
+            Ok(reply) => Ok(reply),
+            Err(NetError::Refused {
+                status: Status::NO_SUCH_CHUNK,
+                ..
+            }) => Err(Outcome::NoSuchChunk),
+            Err(error) => {
+                tracing::debug!(%member, %kind, %error, "chunkserver call failed");
+                if error.is_silence() {
+                    (self.unreachable)(member.0, group.0, epoch.0);
+                }
+                Err(Outcome::Again)
+            }
+        }
+    }
+
+    /// Waits for the next map, or a moment: what failed is then tried again.
+    pub(crate) async fn pause(&self) {
+        let mut map = self.map.clone();
+        // Out of time is as good as a new map: both end the pause.
+        let _ = tokio::time::timeout(PAUSE, map.changed()).await;
+    }
+}
+
+fn members(map: &ClusterView, group: GroupId) -> Result<(Epoch, Vec<ChunkserverId>), Failed> {
+    let epoch = map.epoch(group).ok_or(Failed::Again)?;
+    let members: Vec<ChunkserverId> = map.in_sync(group).collect();
+    if members.is_empty() {
+        Err(Failed::Again)
+    } else {
+        Ok((epoch, members))
+    }
+}
+
+fn target(chunk: &SealChunk, epoch: Epoch) -> Target {
+    Target {
+        chunk: chunk.chunk.0,
+        group: chunk.group.0,
+        epoch: epoch.0,
+        lease: chunk.lease.0,
+        ..Target::default()
+    }
+}
+
+/// Time a chunkserver gets for one call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause before another attempt.
+const PAUSE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use hither_proto::chunk::TouchedBlock;
+
+    use super::*;
+
+    fn state(lease: u64, length: u32, touched: &[(u32, u32)]) -> SealReply {
+        SealReply {
+            exists: true,
+            copy_length: length,
+            lease_before: lease,
+            touched: touched
+                .iter()
+                .map(|(block, checksum)| TouchedBlock {
+                    block: *block,
+                    checksum: *checksum,
+                })
+                .collect(),
+            boot_id: 1,
+        }
+    }
+
+    #[test]
+    fn members_take_what_differs_from_the_one_that_saw_most() {
+        let states = BTreeMap::from([
+            (ChunkserverId(1), state(7, 9000, &[(0, 1), (1, 2), (2, 3)])),
+            (ChunkserverId(2), state(7, 5000, &[(0, 1), (1, 9)])),
+            (ChunkserverId(3), SealReply::default()),
+        ]);
+        let plan = settle_plan(&states, 8192).unwrap();
+        assert_eq!(plan.source, ChunkserverId(1));
+        assert_eq!(plan.length, 8192);
+        assert_eq!(plan.others[&ChunkserverId(2)], vec![1, 2]);
+        assert_eq!(plan.others[&ChunkserverId(3)], vec![0, 1]);
+    }
+
+    #[test]
+    fn equal_members_have_nothing_to_take_and_absent_ones_no_plan() {
+        let same = state(7, 100, &[(0, 1)]);
+        let states = BTreeMap::from([(ChunkserverId(1), same.clone()), (ChunkserverId(2), same)]);
+        assert!(settle_plan(&states, 4096).unwrap().others.is_empty());
+        let none = BTreeMap::from([(ChunkserverId(1), SealReply::default())]);
+        assert_eq!(settle_plan(&none, 4096), None);
+    }
+}

@@ -1,0 +1,197 @@
+//! The async shell around a rank's core: connections, the store, chunkservers, time.
+//!
+//! The core runs on a thread of its own, which also sends the answers; what has to wait (commits,
+//! recalls, seals) runs as tasks on the runtime and comes back as events.
+
+mod chunks;
+mod claim;
+mod groups;
+mod handler;
+mod reaper;
+mod store;
+mod thread;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use hither_clustermap::ClusterView;
+use hither_metastore::MetaStore;
+use hither_net::{Identity, Listener, NoHandler, Pool};
+use hither_proto::common::Role;
+use hither_proto::ids::{Epoch, RankId};
+use tokio::sync::{Notify, watch};
+
+use crate::core::{Core, Options};
+use handler::{Incoming, Sessions};
+
+/// How a rank is run.
+#[derive(Debug, Clone)]
+pub struct RankConfig {
+    /// The rank to serve.
+    pub rank: RankId,
+    /// Address to listen at, port 0 for any.
+    pub listen: String,
+    /// Time after its last renewal at which a session ends.
+    pub session_lease: Duration,
+    /// Answer changes before they are in the store.
+    pub early_answers: bool,
+    /// Inodes kept in memory.
+    pub cached_inodes_max: usize,
+    /// Class of the root directory of a new cluster.
+    pub default_class: u32,
+}
+
+/// Why a rank could not start.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RankError {
+    /// The store failed. Trying again may help.
+    #[error("metadata store: {0}")]
+    Store(#[from] hither_metastore::Error),
+    /// The store holds something unreadable. A retry does not help: restore a dump.
+    #[error("key {key} of the metadata store cannot be read: {reason}")]
+    Damaged {
+        /// The key.
+        key: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The address cannot be listened at.
+    #[error("listen at {address}: {reason}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// What the system said.
+        reason: String,
+    },
+}
+
+/// A running rank. Dropping it stops the rank at once, as a kill would.
+#[derive(Debug)]
+pub struct RankServer {
+    listener: Listener,
+    events: mpsc::Sender<Incoming>,
+    epoch: Epoch,
+    stopped: Arc<Notify>,
+}
+
+/// What every part of the shell shares.
+pub(crate) struct Shared<S> {
+    pub(crate) store: Arc<S>,
+    pub(crate) map: watch::Receiver<Arc<ClusterView>>,
+    pub(crate) pool: Pool,
+    pub(crate) events: mpsc::Sender<Incoming>,
+    pub(crate) reaper_wake: Notify,
+    pub(crate) rank: RankId,
+    pub(crate) unreachable: Box<dyn Fn(u64, u32, u64) + Send + Sync>,
+    pub(crate) batches: AtomicU64,
+}
+
+impl RankServer {
+    /// Claims the rank in the store (fencing whoever had it), makes the root directory of a new
+    /// cluster, and serves. `unreachable` is told of chunkservers (id, group, epoch) that do not
+    /// answer.
+    ///
+    /// # Errors
+    /// [`RankError`].
+    pub async fn start<S: MetaStore>(
+        config: RankConfig,
+        identity: Identity,
+        store: Arc<S>,
+        map: watch::Receiver<Arc<ClusterView>>,
+        unreachable: Box<dyn Fn(u64, u32, u64) + Send + Sync>,
+    ) -> Result<Self, RankError> {
+        let claimed = claim::claim(&*store, config.rank, config.default_class).await?;
+        let epoch = claimed.epoch;
+        let (events, inbox) = mpsc::channel();
+        let identity = Identity {
+            role: Role::Mds,
+            server_id: u64::from(config.rank.0) + 1,
+            ..identity
+        };
+        let shared = Arc::new(Shared {
+            store,
+            map,
+            pool: Pool::new(identity.clone(), Arc::new(NoHandler)),
+            events: events.clone(),
+            reaper_wake: Notify::new(),
+            rank: config.rank,
+            unreachable,
+            batches: AtomicU64::new(0),
+        });
+        let options = Options {
+            rank: config.rank,
+            epoch,
+            session_lease: config.session_lease,
+            early_answers: config.early_answers,
+            batch_delay: BATCH_DELAY,
+            cached_inodes_max: config.cached_inodes_max,
+        };
+        let mut restored = claimed.restored;
+        restored.groups = groups::choice(&shared.map.borrow());
+        let sessions = Arc::new(Sessions::default());
+        let stopped = Arc::new(Notify::new());
+        let runner = thread::Runner::new(
+            Arc::clone(&shared),
+            Core::new(options, restored, Duration::ZERO),
+            Arc::clone(&sessions),
+            Arc::clone(&stopped),
+        );
+        let handler = Arc::new(handler::Front::new(events.clone(), Arc::clone(&sessions)));
+        let listener = Listener::bind(&config.listen, identity, handler)
+            .await
+            .map_err(|e| RankError::Listen {
+                address: config.listen.clone(),
+                reason: e.to_string(),
+            })?;
+        runner.spawn(inbox);
+        tokio::spawn(groups::follow(Arc::clone(&shared)));
+        tokio::spawn(reaper::run(Arc::clone(&shared)));
+        // What a predecessor left to be freed.
+        shared.reaper_wake.notify_one();
+        Ok(Self {
+            listener,
+            events,
+            epoch,
+            stopped,
+        })
+    }
+
+    /// Where the rank listens.
+    #[must_use]
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.listener.address()
+    }
+
+    /// Epoch of the rank's authority.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Waits until the rank has lost its authority.
+    pub async fn fenced(&self) {
+        self.stopped.notified().await;
+    }
+
+    /// Waits until everything that was answered is in the store, then stops.
+    pub async fn shutdown(self) {
+        let (done, waiting) = tokio::sync::oneshot::channel();
+        // A rank that is gone has nothing left to wait for.
+        if self.events.send(Incoming::Shutdown(done)).is_ok() {
+            let _ = waiting.await;
+        }
+    }
+}
+
+impl Drop for RankServer {
+    fn drop(&mut self) {
+        // A rank that stopped by itself does not listen any more.
+        let _ = self.events.send(Incoming::Stop);
+    }
+}
+
+/// Time an open batch waits for company while nobody waits for it.
+const BATCH_DELAY: Duration = Duration::from_millis(5);

@@ -1,0 +1,280 @@
+//! The core's thread: events in, effects carried out or started.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use hither_metastore::MetaStore;
+use hither_net::{NetError, Responder};
+use hither_proto::common::Empty;
+use hither_proto::ids::SessionId;
+use hither_proto::kind::Kind;
+use hither_proto::meta::{Recall, RecallReply, Safe, SessionList, StatusReply};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use super::handler::{Ask, Incoming, Sessions};
+use super::{Shared, chunks, store};
+use crate::core::{Answer, Core, Effect, Event, LoadKey, Token};
+
+/// A rank's core with everything it needs to carry out effects.
+pub(crate) struct Runner<S> {
+    shared: Arc<Shared<S>>,
+    core: Core,
+    sessions: Arc<Sessions>,
+    stopped: Arc<Notify>,
+    runtime: Handle,
+    started: Instant,
+    waiting: BTreeMap<Token, Responder>,
+    by_request: BTreeMap<(u64, u64), Token>,
+    next_token: u64,
+    wake_at: Option<Duration>,
+    ending: Option<oneshot::Sender<()>>,
+    running: bool,
+}
+
+impl<S: MetaStore> Runner<S> {
+    pub(crate) fn new(
+        shared: Arc<Shared<S>>,
+        core: Core,
+        sessions: Arc<Sessions>,
+        stopped: Arc<Notify>,
+    ) -> Self {
+        Self {
+            shared,
+            core,
+            sessions,
+            stopped,
+            runtime: Handle::current(),
+            started: Instant::now(),
+            waiting: BTreeMap::new(),
+            by_request: BTreeMap::new(),
+            next_token: 1,
+            wake_at: None,
+            ending: None,
+            running: true,
+        }
+    }
+
+    /// Runs the core until it is stopped.
+    pub(crate) fn spawn(mut self, inbox: mpsc::Receiver<Incoming>) {
+        let name = format!("mds-{}", self.shared.rank);
+        let spawned = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || self.run(&inbox));
+        // Without a thread there is no server: as fatal as running out of memory.
+        drop(spawned.expect("the system gives the rank a thread"));
+    }
+
+    fn run(&mut self, inbox: &mpsc::Receiver<Incoming>) {
+        self.handle(Event::Tick);
+        while self.running {
+            let wait = match self.wake_at {
+                Some(at) => at.saturating_sub(self.now()).min(TICK),
+                None => TICK,
+            };
+            match inbox.recv_timeout(wait) {
+                Ok(incoming) => self.take(incoming),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    self.wake_at = None;
+                    self.handle(Event::Tick);
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+            if self.ending.is_some() && self.core.is_settled() {
+                self.running = false;
+            }
+        }
+        if let Some(ending) = self.ending.take() {
+            // Whoever asked may have gone; the rank stops all the same.
+            let _ = ending.send(());
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn take(&mut self, incoming: Incoming) {
+        match incoming {
+            Incoming::Ask(ask, responder) => self.ask(ask, responder),
+            Incoming::Event(event) => self.handle(event),
+            Incoming::Cancel(connection, request) => {
+                if let Some(token) = self.by_request.remove(&(connection, request)) {
+                    self.handle(Event::Cancel(token));
+                }
+            }
+            Incoming::Shutdown(done) => {
+                self.ending = Some(done);
+                self.handle(Event::Tick);
+            }
+            Incoming::Stop => self.running = false,
+        }
+    }
+
+    fn ask(&mut self, ask: Ask, responder: Responder) {
+        let token = Token(self.next_token);
+        self.next_token += 1;
+        let event = match ask {
+            Ask::Open(open) => Event::SessionOpen(token, open),
+            Ask::Renew(renew) => {
+                Event::SessionRenew(token, SessionId(renew.session), renew.ack_below)
+            }
+            Ask::Close(close) => Event::SessionClose(token, SessionId(close.session)),
+            Ask::Reclaim(session, reclaim) => Event::Reclaim(token, session, reclaim),
+            Ask::Request(request) => {
+                if waits_for_lock(&request) {
+                    let key = (responder.connection().id(), responder.request_id());
+                    self.by_request.insert(key, token);
+                }
+                Event::Request(token, request)
+            }
+            Ask::Evict(evict) => Event::Evict(token, SessionId(evict.session)),
+            Ask::List => Event::List(token),
+            Ask::Status => return self.status(responder),
+        };
+        self.waiting.insert(token, responder);
+        self.handle(event);
+    }
+
+    fn status(&self, responder: Responder) {
+        let (requests, waiting) = self.core.counters();
+        responder.ok(&StatusReply {
+            requests,
+            batches: self.shared.batches.load(Ordering::Relaxed),
+            cached_inodes: self.core.cached_inodes() as u64,
+            cache_bytes: 0,
+            waiting: waiting as u64,
+        });
+    }
+
+    /// Events that are ready at once (loads the store can answer) are handled in the same turn.
+    fn handle(&mut self, event: Event) {
+        let mut next = vec![event];
+        while let Some(event) = next.pop() {
+            let now = self.now();
+            for effect in self.core.handle(event, now) {
+                next.extend(self.carry_out(effect));
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) -> Option<Event> {
+        match effect {
+            Effect::Answer(token, answer) => self.answer(token, answer),
+            Effect::Load(key) => return self.load(key),
+            Effect::Commit(commit) => {
+                let shared = Arc::clone(&self.shared);
+                self.runtime.spawn(async move {
+                    let (batch, outcome) = store::commit(&shared, *commit).await;
+                    shared.send(Event::Committed(batch, outcome));
+                });
+            }
+            Effect::Reserve(counter) => {
+                let shared = Arc::clone(&self.shared);
+                self.runtime.spawn(async move {
+                    let block = store::reserve(&*shared.store, counter).await;
+                    shared.send(Event::Reserved(counter, block));
+                });
+            }
+            Effect::Recall(id, session, recall) => self.recall(id, session, recall),
+            Effect::Safe(session, batch) => {
+                if let Some(connection) = self.sessions.connection(session) {
+                    // A client that is gone learns it when it resumes.
+                    let _ = connection.push(Kind::SAFE, &Safe { batch: batch.0 });
+                }
+            }
+            Effect::Trim(ino, chunk) => {
+                self.runtime
+                    .spawn(chunks::trim(Arc::clone(&self.shared), ino, chunk));
+            }
+            Effect::Seal(ino, list) => {
+                self.runtime
+                    .spawn(chunks::seal(Arc::clone(&self.shared), ino, list));
+            }
+            Effect::Fence(session) => {
+                self.runtime
+                    .spawn(chunks::fence(Arc::clone(&self.shared), session));
+            }
+            Effect::FreeChunks => self.shared.reaper_wake.notify_one(),
+            Effect::WakeAt(at) => {
+                self.wake_at = Some(self.wake_at.map_or(at, |sooner| sooner.min(at)));
+            }
+            Effect::Stop => {
+                tracing::warn!(rank = %self.shared.rank, "authority is lost: the rank stops");
+                self.stopped.notify_one();
+                self.running = false;
+            }
+        }
+        None
+    }
+
+    fn load(&self, key: LoadKey) -> Option<Event> {
+        if let Some(loaded) = store::try_load(&*self.shared.store, &key) {
+            return Some(Event::Loaded(key, Box::new(loaded)));
+        }
+        let shared = Arc::clone(&self.shared);
+        self.runtime.spawn(async move {
+            let loaded = store::load(&*shared.store, &key).await;
+            shared.send(Event::Loaded(key, Box::new(loaded)));
+        });
+        None
+    }
+
+    fn recall(&self, id: u64, session: SessionId, recall: Recall) {
+        let shared = Arc::clone(&self.shared);
+        let connection = self.sessions.connection(session);
+        self.runtime.spawn(async move {
+            let answer = match connection {
+                Some(connection) => {
+                    connection
+                        .call(Kind::RECALL, &recall, &[], RECALL_TIMEOUT)
+                        .await
+                }
+                None => Err(NetError::Lost("not connected".into())),
+            };
+            let answer = answer.and_then(|reply| reply.decode::<RecallReply>());
+            if let Err(error) = &answer {
+                tracing::debug!(session = session.0, %error, "recall is not answered");
+            }
+            shared.send(Event::RecallAnswered(id, answer.ok()));
+        });
+    }
+
+    fn answer(&mut self, token: Token, answer: Answer) {
+        let Some(responder) = self.waiting.remove(&token) else {
+            return;
+        };
+        match answer {
+            Answer::Reply(reply) => responder.ok(&*reply),
+            Answer::Opened(reply) => {
+                self.sessions
+                    .bind(SessionId(reply.session), responder.connection());
+                responder.ok(&reply);
+            }
+            Answer::Done => responder.ok(&Empty {}),
+            Answer::Sessions(sessions) => responder.ok(&SessionList { sessions }),
+            Answer::Refused(refusal) => responder.refuse(refusal.status, &refusal.failure),
+        }
+    }
+}
+
+impl<S> Shared<S> {
+    /// Hands an event to the core; a rank that has stopped takes none.
+    pub(crate) fn send(&self, event: Event) {
+        let _ = self.events.send(Incoming::Event(event));
+    }
+}
+
+fn waits_for_lock(request: &hither_proto::meta::Request) -> bool {
+    use hither_proto::meta::request::Op;
+    matches!(&request.op, Some(Op::SetLock(op)) if op.wait)
+}
+
+/// Longest sleep of the thread: sessions are looked after at least this often.
+const TICK: Duration = Duration::from_millis(250);
+/// A recall waits for its answer as long as a session may live without renewal; then the
+/// session's own end takes over.
+const RECALL_TIMEOUT: Duration = Duration::from_secs(60);
