@@ -1,0 +1,248 @@
+//! Storage classes and the definitions behind them.
+
+use hither_labels::{
+    ChunkState, Mode, PreferenceTemplate, StorageClass as Class, StorageDefinition,
+};
+use hither_placement::{CopySet, Fulfilment, Layout, ServerKey, dry_run};
+use hither_proto::ids::{ClassId, DefinitionId};
+use hither_proto::manager::{ClassReply, ClassSet, ZoneMove};
+use hither_proto::map::StorageClass;
+
+use super::groups::{DEFAULT_DATA_PARTS, plan_servers};
+use crate::state::{Definition, State, mode_of};
+
+/// Outcome of a change of classes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClassOutcome {
+    /// The state after it; `None` for a dry run.
+    pub next: Option<State>,
+    /// The answer.
+    pub reply: ClassReply,
+}
+
+/// Makes or changes a class.
+///
+/// # Errors
+/// What is wrong and what to do, in words.
+pub fn class_set(state: &State, request: &ClassSet) -> Result<ClassOutcome, String> {
+    let wanted = request.class.clone().ok_or("the request names no class")?;
+    let class = parse(&wanted)?;
+    class.validate().map_err(|e| e.to_string())?;
+    let old = state
+        .classes
+        .values()
+        .find(|known| known.name == wanted.name);
+    if old.is_some() && !request.replace && !request.dry_run {
+        return Err(format!(
+            "storage class {:?} exists: change it with `hither sclass set` instead",
+            wanted.name
+        ));
+    }
+    let mut reply = consequences(state, &class, old);
+    let strict = class.mode(ChunkState::Keep) == Mode::Strict;
+    if strict && !reply.satisfiable && !request.force && !request.dry_run {
+        return Err(format!(
+            "no set of present chunkservers satisfies the strict class {:?}: {}. Use --force to \
+             make it all the same",
+            wanted.name,
+            reply.notes.join("; ")
+        ));
+    }
+    let mut next = state.clone();
+    let id = old.map_or_else(
+        || {
+            let id = next.next_class.max(1);
+            next.next_class = id + 1;
+            id
+        },
+        |old| old.id,
+    );
+    let keep = definition(&mut next, &class, ChunkState::Keep);
+    let create = definition(&mut next, &class, ChunkState::Create);
+    let stored = StorageClass {
+        id,
+        keep: class.keep.to_string(),
+        keep_definition: keep.0,
+        create_definition: create.0,
+        ..wanted
+    };
+    reply.class = Some(stored.clone());
+    next.classes.insert(ClassId(id), stored);
+    Ok(ClassOutcome {
+        next: (!request.dry_run).then_some(next),
+        reply,
+    })
+}
+
+/// Removes a class.
+///
+/// # Errors
+/// When there is none of that name, or it is the default class.
+pub fn class_deleted(state: &State, name: &str) -> Result<State, String> {
+    let (id, _) = state
+        .classes
+        .iter()
+        .find(|(_, class)| class.name == name)
+        .ok_or_else(|| format!("there is no storage class {name:?}"))?;
+    if Some(id) == state.classes.keys().next() {
+        return Err(format!(
+            "{name:?} is the cluster's default class: change it instead"
+        ));
+    }
+    let mut next = state.clone();
+    let id = *id;
+    next.classes.remove(&id);
+    Ok(next)
+}
+
+fn parse(wanted: &StorageClass) -> Result<Class, String> {
+    let definition = |name: &str, text: &str| -> Result<StorageDefinition, String> {
+        text.parse().map_err(|e| format!("{name} definition:\n{e}"))
+    };
+    let optional = |name: &str, text: &str| -> Result<Option<StorageDefinition>, String> {
+        if text.is_empty() {
+            Ok(None)
+        } else {
+            definition(name, text).map(Some)
+        }
+    };
+    let mut class = Class::new(wanted.name.clone(), definition("keep", &wanted.keep)?);
+    class.description.clone_from(&wanted.description);
+    class.create = optional("create", &wanted.create)?;
+    class.archive = optional("archive", &wanted.archive)?;
+    class.trash = optional("trash", &wanted.trash)?;
+    class.mode = mode_of(&wanted.mode).ok_or_else(|| {
+        format!(
+            "mode {:?} is unknown: use strict, std or loose",
+            wanted.mode
+        )
+    })?;
+    if !wanted.preferred_labels.is_empty() {
+        let template = PreferenceTemplate::parse(&wanted.preferred_labels);
+        class.preferred_labels = Some(template.map_err(|e| format!("preferred labels:\n{e}"))?);
+    }
+    if wanted.min_write_copies != 0 {
+        class.min_write_copies = u8::try_from(wanted.min_write_copies).ok();
+    }
+    class.priority = wanted.priority;
+    class.admin_only = wanted.admin_only;
+    class.volatile = wanted.volatile;
+    Ok(class)
+}
+
+/// The definition of a state, shared with classes that say the same.
+fn definition(state: &mut State, class: &Class, of: ChunkState) -> DefinitionId {
+    let copies = class.min_write_copies(of);
+    let wanted = Definition {
+        definition: class.definition(of).sorted(),
+        mode: class.mode(of),
+        min_write_copies: u32::try_from(copies).unwrap_or(1).max(1),
+    };
+    if let Some((id, _)) = state
+        .definitions
+        .iter()
+        .find(|(_, known)| **known == wanted)
+    {
+        return *id;
+    }
+    let id = DefinitionId(state.next_definition.max(1));
+    state.next_definition = id.0 + 1;
+    state.definitions.insert(id, wanted);
+    id
+}
+
+fn consequences(state: &State, class: &Class, old: Option<&StorageClass>) -> ClassReply {
+    let candidates: Vec<_> = plan_servers(state)
+        .into_iter()
+        .map(|s| s.candidate)
+        .collect();
+    let sets = old.map(|old| copy_sets(state, old)).unwrap_or_default();
+    let run = dry_run(
+        class.definition(ChunkState::Keep),
+        class.mode(ChunkState::Keep),
+        DEFAULT_DATA_PARTS,
+        &sets,
+        &candidates,
+    );
+    let mut notes = Vec::new();
+    let satisfiable = match &run.fulfilment {
+        Fulfilment::Yes => true,
+        Fulfilment::Busy => {
+            notes.push("some servers are too busy just now".into());
+            true
+        }
+        Fulfilment::NoSpace => {
+            notes.push("servers that match have no space or are not reachable".into());
+            false
+        }
+        Fulfilment::No(missing) => {
+            for (term, cause) in missing {
+                let terms = class.definition(ChunkState::Keep).terms(8);
+                let text = terms
+                    .get(*term)
+                    .map_or_else(String::new, ToString::to_string);
+                notes.push(format!(
+                    "copy {} ({text}) finds no server: {cause:?}",
+                    term + 1
+                ));
+            }
+            false
+        }
+    };
+    let moves = run
+        .zones
+        .iter()
+        .filter(|(_, moves)| moves.copies_in > 0)
+        .map(|(zone, moves)| ZoneMove {
+            zone: zone.clone().unwrap_or_default(),
+            copies: moves.copies_in,
+            bytes: moves.bytes_in,
+        })
+        .collect();
+    ClassReply {
+        class: None,
+        notes,
+        moves,
+        satisfiable,
+    }
+}
+
+/// The groups of a class as sets of copies, each with its share of what its disks hold.
+fn copy_sets(state: &State, class: &StorageClass) -> Vec<CopySet> {
+    let groups_on = |server: u64, disk: u32| {
+        let member = |m: &hither_proto::map::Member| m.server == server && m.disk == disk;
+        state
+            .groups
+            .values()
+            .filter(|group| group.members.iter().any(member))
+            .count()
+            .max(1)
+    };
+    state
+        .groups
+        .values()
+        .filter(|group| group.definition == class.keep_definition)
+        .map(|group| {
+            let first = group.members.first();
+            let bytes = first.map_or(0, |member| {
+                let server = state
+                    .servers
+                    .get(&hither_proto::ids::ChunkserverId(member.server));
+                let disk =
+                    server.and_then(|s| s.shown.disks.iter().find(|d| d.index == member.disk));
+                let used = disk.map_or(0, |d| d.total_bytes.saturating_sub(d.free_bytes));
+                used / groups_on(member.server, member.disk) as u64
+            });
+            CopySet {
+                layout: Layout::Copies,
+                servers: group
+                    .members
+                    .iter()
+                    .map(|m| Some(ServerKey(m.server)))
+                    .collect(),
+                chunks: 1,
+                bytes,
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,96 @@
+//! Broken links between members of a group.
+
+use std::collections::BTreeSet;
+
+use hither_proto::ids::{ChunkserverId, GroupId};
+use hither_proto::map::MemberState;
+
+use super::take_out;
+use crate::state::State;
+
+/// The client at the head of a chain, as a node.
+const CLIENT: ChunkserverId = ChunkserverId(0);
+
+/// Whether some order of the members makes a chain from the client over sound links only.
+///
+/// Links are directed: (from, to) means that `from` cannot reach `to`. At most nine members.
+#[must_use]
+pub fn chain_exists(
+    members: &[ChunkserverId],
+    broken: &BTreeSet<(ChunkserverId, ChunkserverId)>,
+) -> bool {
+    fn extend(
+        at: ChunkserverId,
+        left: &mut Vec<ChunkserverId>,
+        broken: &BTreeSet<(ChunkserverId, ChunkserverId)>,
+    ) -> bool {
+        if left.is_empty() {
+            return true;
+        }
+        for n in 0..left.len() {
+            let next = left.swap_remove(n);
+            let found = !broken.contains(&(at, next)) && extend(next, left, broken);
+            left.push(next);
+            let last = left.len() - 1;
+            left.swap(n, last);
+            if found {
+                return true;
+            }
+        }
+        false
+    }
+    extend(CLIENT, &mut members.to_vec(), broken)
+}
+
+/// A client has tried and failed: a member leaves the in-sync set only if no chain avoids the
+/// broken links. `None`: nothing to be done (void in another epoch, or another order may work).
+#[must_use]
+pub fn link_broken(
+    state: &State,
+    group: GroupId,
+    epoch: u64,
+    broken: &BTreeSet<(ChunkserverId, ChunkserverId)>,
+    last_to: ChunkserverId,
+) -> Option<State> {
+    let known = state
+        .groups
+        .get(&group)
+        .filter(|known| known.epoch == epoch)?;
+    let active: Vec<ChunkserverId> = known
+        .members
+        .iter()
+        .filter(|member| member.state != i32::from(MemberState::Lagging))
+        .map(|member| ChunkserverId(member.server))
+        .collect();
+    if chain_exists(&active, broken) {
+        return None;
+    }
+    let mut next = state.clone();
+    let group = next.groups.get_mut(&group)?;
+    take_out(group, last_to).then_some(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(numbers: &[u64]) -> Vec<ChunkserverId> {
+        numbers.iter().map(|n| ChunkserverId(*n)).collect()
+    }
+
+    #[test]
+    fn another_order_avoids_one_broken_link() {
+        let one = BTreeSet::from([(ChunkserverId(1), ChunkserverId(2))]);
+        assert!(chain_exists(&ids(&[1, 2]), &one));
+        let both = BTreeSet::from([
+            (ChunkserverId(1), ChunkserverId(2)),
+            (ChunkserverId(2), ChunkserverId(1)),
+        ]);
+        assert!(!chain_exists(&ids(&[1, 2]), &both));
+        assert!(chain_exists(&ids(&[1, 2, 3]), &both), "over the third");
+        let unreachable = BTreeSet::from([(CLIENT, ChunkserverId(1))]);
+        assert!(chain_exists(&ids(&[1, 2]), &unreachable));
+        assert!(!chain_exists(&ids(&[1]), &unreachable));
+        assert!(chain_exists(&[], &both));
+    }
+}

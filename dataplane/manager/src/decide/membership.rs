@@ -1,0 +1,499 @@
+//! Chunkservers come, go, restart and change their labels.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hither_labels::{Label, LabelSet, WordLabel};
+use hither_proto::ids::{ChunkserverId, GroupId};
+use hither_proto::manager::{Heartbeat, HeartbeatReply};
+use hither_proto::map::{Chunkserver, MemberState, ServerState as Shown};
+
+use super::{admit, caught_up, groups_with, take_out};
+use crate::state::{ServerState, State};
+
+/// When each server was last heard of; kept by the leader, not stored.
+#[derive(Debug, Clone, Default)]
+pub struct Liveness {
+    last: BTreeMap<ChunkserverId, Duration>,
+    /// Boot ids that were replaced by a newer process of the same id.
+    replaced: BTreeMap<(ChunkserverId, u64), Duration>,
+    /// Servers found unreachable although they beat, until this time.
+    held_down: BTreeMap<ChunkserverId, Duration>,
+    /// Members that could not be reached within their group, until this time.
+    held_out: BTreeMap<(GroupId, ChunkserverId), Duration>,
+}
+
+/// Outcome of a heartbeat.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Beat {
+    /// The state after it; `None`: nothing changed.
+    pub next: Option<State>,
+    /// The answer.
+    pub reply: HeartbeatReply,
+}
+
+/// Time within which a server is expected to beat.
+const BEAT_INTERVAL: Duration = Duration::from_millis(500);
+/// Silence after which a server is taken as lost.
+const LOST_AFTER: Duration = Duration::from_secs(2);
+/// Processes of one id that are remembered.
+const REPLACED_MAX: usize = 10_000;
+
+impl Liveness {
+    /// A new leader has heard of nobody: everyone gets the full time to beat.
+    #[must_use]
+    pub fn fresh(state: &State, now: Duration) -> Self {
+        Self {
+            last: state.servers.keys().map(|id| (*id, now)).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// A server beats but cannot be reached: it stays down for a while.
+    pub fn hold_down(&mut self, id: ChunkserverId, now: Duration) {
+        self.held_down.insert(id, now + HOLD);
+    }
+
+    /// A member cannot be reached within its group: it is not let in again for a while.
+    pub fn hold_out(&mut self, group: GroupId, id: ChunkserverId, now: Duration) {
+        self.held_out.insert((group, id), now + HOLD);
+    }
+
+    fn is_held_down(&self, id: ChunkserverId, now: Duration) -> bool {
+        self.held_down.get(&id).is_some_and(|until| *until > now)
+    }
+
+    fn is_held_out(&self, group: GroupId, id: ChunkserverId, now: Duration) -> bool {
+        self.held_out
+            .get(&(group, id))
+            .is_some_and(|until| *until > now)
+    }
+
+    /// Forgets what no longer holds.
+    pub fn tidy(&mut self, now: Duration) {
+        self.held_down.retain(|_, until| *until > now);
+        self.held_out.retain(|_, until| *until > now);
+    }
+}
+
+/// A chunkserver shows a sign of life; registers it if it is new.
+pub fn beat(state: &State, liveness: &mut Liveness, beat: &Heartbeat, now: Duration) -> Beat {
+    let description = beat.description.clone().unwrap_or_default();
+    let mut reply = HeartbeatReply {
+        server: beat.server,
+        map_version: state.version,
+        interval_ms: u32::try_from(BEAT_INTERVAL.as_millis()).unwrap_or(u32::MAX),
+        duplicate: false,
+    };
+    let id = ChunkserverId(beat.server);
+    if liveness.replaced.contains_key(&(id, description.boot_id)) {
+        reply.duplicate = true;
+        return Beat { next: None, reply };
+    }
+    let mut next = state.clone();
+    let id = if beat.server == 0 {
+        let id = ChunkserverId(next.next_server.max(1));
+        next.next_server = id.0 + 1;
+        id
+    } else {
+        // Its id came from this cluster even if a restored store does not know it any more.
+        next.next_server = next.next_server.max(id.0 + 1);
+        id
+    };
+    reply.server = id.0;
+    liveness.last.insert(id, now);
+    if liveness.is_held_down(id, now) {
+        return Beat { next: None, reply };
+    }
+    let restarted = state
+        .boot_of(id)
+        .filter(|boot| boot.0 != 0 && boot.0 != description.boot_id);
+    if let Some(old) = restarted {
+        if liveness.replaced.len() >= REPLACED_MAX {
+            liveness.replaced.pop_first();
+        }
+        liveness.replaced.insert((id, old.0), now);
+        lag_everywhere(&mut next, id);
+    }
+    describe(&mut next, id, &description);
+    for report in beat.reports.iter().filter(|report| report.caught_up) {
+        if let Some(group) = next.groups.get_mut(&GroupId(report.group)) {
+            caught_up(group, id, report.epoch);
+        }
+    }
+    for key in groups_with(&next.groups, id) {
+        if liveness.is_held_out(key, id, now) {
+            continue;
+        }
+        if let Some(group) = next.groups.get_mut(&key) {
+            admit(group, id);
+        }
+    }
+    let changed = next != *state;
+    Beat {
+        next: changed.then_some(next),
+        reply,
+    }
+}
+
+/// Servers that have been silent for too long.
+#[must_use]
+pub fn lost_servers(state: &State, liveness: &Liveness, now: Duration) -> Vec<ChunkserverId> {
+    state
+        .servers
+        .iter()
+        .filter(|(_, server)| server.shown.state != i32::from(Shown::Down))
+        .filter(|(id, _)| {
+            liveness
+                .last
+                .get(id)
+                .is_none_or(|last| *last + LOST_AFTER < now)
+        })
+        .map(|(id, _)| *id)
+        .collect()
+}
+
+/// A server is taken as lost: it leaves the in-sync set of all its groups.
+#[must_use]
+pub fn server_lost(state: &State, id: ChunkserverId) -> State {
+    let mut next = state.clone();
+    if let Some(server) = next.servers.get_mut(&id) {
+        server.shown.state = Shown::Down.into();
+    }
+    lag_everywhere(&mut next, id);
+    next
+}
+
+/// Labels are changed by hand: `+A`, `-B`, `key=value`, `-key`.
+///
+/// # Errors
+/// What is wrong with a change, and how it is written.
+pub fn labels_changed(
+    state: &State,
+    id: ChunkserverId,
+    changes: &[String],
+) -> Result<State, String> {
+    let mut next = state.clone();
+    let server = next
+        .servers
+        .get_mut(&id)
+        .ok_or_else(|| format!("there is no chunkserver {id}"))?;
+    for change in changes {
+        check_change(change)?;
+        let about = |text: &str| subject(text).to_owned();
+        server
+            .manual_labels
+            .retain(|old| about(old) != about(change));
+        server.manual_labels.push(change.clone());
+    }
+    show_labels(server);
+    Ok(next)
+}
+
+/// Maintenance on or off.
+///
+/// # Errors
+/// When there is no such server.
+pub fn maintenance_changed(state: &State, id: ChunkserverId, on: bool) -> Result<State, String> {
+    let mut next = state.clone();
+    let server = next
+        .servers
+        .get_mut(&id)
+        .ok_or_else(|| format!("there is no chunkserver {id}"))?;
+    server.maintenance = on;
+    if server.shown.state != i32::from(Shown::Down) {
+        server.shown.state = up(on).into();
+    }
+    Ok(next)
+}
+
+fn up(maintenance: bool) -> Shown {
+    if maintenance {
+        Shown::Maintenance
+    } else {
+        Shown::Up
+    }
+}
+
+/// What a restarted or lost server missed has to be found out: it lags in all its groups.
+fn lag_everywhere(state: &mut State, id: ChunkserverId) {
+    for group in groups_with(&state.groups, id) {
+        if let Some(group) = state.groups.get_mut(&group) {
+            take_out(group, id);
+        }
+    }
+}
+
+fn describe(state: &mut State, id: ChunkserverId, said: &Chunkserver) {
+    let server = state.servers.entry(id).or_default();
+    let old_disks = std::mem::take(&mut server.shown.disks);
+    let maintenance = server.maintenance;
+    let mut shown = Chunkserver {
+        id: id.0,
+        state: up(maintenance).into(),
+        ..said.clone()
+    };
+    for disk in &mut shown.disks {
+        // Free space moves all the time: the map shows it in steps.
+        let old = old_disks.iter().find(|old| old.index == disk.index);
+        if let Some(old) = old
+            && old.total_bytes == disk.total_bytes
+            && old.free_bytes.abs_diff(disk.free_bytes) < disk.total_bytes / FREE_STEPS
+        {
+            disk.free_bytes = old.free_bytes;
+        }
+    }
+    server.own_labels = std::mem::take(&mut shown.labels);
+    server.shown = shown;
+    show_labels(server);
+}
+
+/// The effective labels: the server's own, its zone, region and node, then changes by hand.
+fn show_labels(server: &mut ServerState) {
+    let mut set = LabelSet::default();
+    for text in &server.own_labels {
+        add(&mut set, text);
+    }
+    let place = [
+        ("zone", &server.shown.zone),
+        ("region", &server.shown.region),
+        ("node", &server.shown.node),
+    ];
+    for (key, name) in place {
+        if let Ok(word) = WordLabel::from_name(key, name)
+            && !name.is_empty()
+            && set.value(key).is_none()
+        {
+            // A set beyond its bound keeps what fits.
+            let _ = set.insert(Label::Word(word));
+        }
+    }
+    for change in &server.manual_labels {
+        apply(&mut set, change);
+    }
+    server.shown.labels = set.iter().map(|label| label.to_string()).collect();
+}
+
+fn add(set: &mut LabelSet, text: &str) {
+    match text.parse::<Label>() {
+        Ok(label) => {
+            // A set beyond its bound keeps what fits.
+            let _ = set.insert(label);
+        }
+        Err(error) => tracing::warn!(label = text, %error, "a chunkserver's label is left out"),
+    }
+}
+
+fn apply(set: &mut LabelSet, change: &str) {
+    if let Some(name) = change.strip_prefix('-') {
+        let gone: Vec<Label> = set
+            .iter()
+            .filter(|label| match label {
+                Label::Letter(_) => label.to_string().eq_ignore_ascii_case(name),
+                Label::Word(word) => word.key() == name || label.to_string() == name,
+            })
+            .collect();
+        for label in gone {
+            set.remove(&label);
+        }
+        return;
+    }
+    match change.strip_prefix('+').unwrap_or(change).parse::<Label>() {
+        Ok(Label::Word(word)) => {
+            // The bound was checked when the change was made.
+            let _ = set.replace_word(word);
+        }
+        Ok(letter) => {
+            let _ = set.insert(letter);
+        }
+        Err(_) => {}
+    }
+}
+
+fn check_change(change: &str) -> Result<(), String> {
+    if let Some(name) = change.strip_prefix('-') {
+        let sound = !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic());
+        return if sound {
+            Ok(())
+        } else {
+            Err(format!("{change:?} removes nothing: write -A or -key"))
+        };
+    }
+    let text = change.strip_prefix('+').unwrap_or(change);
+    text.parse::<Label>().map(|_| ()).map_err(|e| {
+        format!("{change:?} is no label change (write +A, -A, key=value or -key): {e}")
+    })
+}
+
+/// What a change is about: a letter or a key.
+fn subject(change: &str) -> &str {
+    let name = change.trim_start_matches(['+', '-']);
+    name.split('=').next().unwrap_or(name)
+}
+
+/// Whether a member may be read from.
+pub(crate) fn is_in_sync(state: i32) -> bool {
+    state == i32::from(MemberState::InSync)
+}
+
+/// Time for which what was found unreachable is left alone.
+const HOLD: Duration = Duration::from_secs(10);
+/// Steps in which the map shows free space.
+const FREE_STEPS: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use hither_proto::manager::MemberReport;
+    use hither_proto::map::{Group, Member};
+
+    use super::*;
+
+    fn heartbeat(server: u64, boot_id: u64) -> Heartbeat {
+        Heartbeat {
+            server,
+            description: Some(Chunkserver {
+                zone: "eu-1a".into(),
+                labels: vec!["S".into()],
+                boot_id,
+                ..Chunkserver::default()
+            }),
+            ..Heartbeat::default()
+        }
+    }
+
+    fn member(server: u64, state: MemberState) -> Member {
+        Member {
+            server,
+            disk: 0,
+            state: state.into(),
+        }
+    }
+
+    fn states(state: &State, group: u32) -> Vec<i32> {
+        state.groups[&GroupId(group)]
+            .members
+            .iter()
+            .map(|m| m.state)
+            .collect()
+    }
+
+    fn registered() -> (State, Liveness) {
+        let mut liveness = Liveness::default();
+        let mut state = State::default();
+        for boot in [11, 12] {
+            let beat = beat(&state, &mut liveness, &heartbeat(0, boot), Duration::ZERO);
+            state = beat.next.unwrap();
+        }
+        let in_sync = MemberState::InSync;
+        let group = Group {
+            id: 1,
+            epoch: 5,
+            members: vec![member(1, in_sync), member(2, in_sync)],
+            ..Group::default()
+        };
+        state.groups.insert(GroupId(1), group);
+        (state, liveness)
+    }
+
+    #[test]
+    fn a_new_server_gets_an_id_and_shows_its_zone_as_a_label() {
+        let (state, _) = registered();
+        assert_eq!(
+            state.servers.keys().map(|id| id.0).collect::<Vec<_>>(),
+            vec![1, 2]
+        );
+        assert_eq!(
+            state.servers[&ChunkserverId(1)].shown.labels,
+            vec!["S", "zone=eu-1a"]
+        );
+    }
+
+    #[test]
+    fn a_restarted_server_fills_and_becomes_in_sync_in_its_epoch_only() {
+        let (state, mut liveness) = registered();
+        let again = beat(&state, &mut liveness, &heartbeat(1, 99), Duration::ZERO);
+        let state = again.next.unwrap();
+        let filling = MemberState::Filling.into();
+        assert_eq!(states(&state, 1), vec![filling, MemberState::InSync.into()]);
+        let epoch = state.groups[&GroupId(1)].epoch;
+        assert!(epoch > 5);
+        let mut report = heartbeat(1, 99);
+        report.reports = vec![MemberReport {
+            group: 1,
+            epoch: epoch - 1,
+            caught_up: true,
+            disk: 0,
+        }];
+        let stale = beat(&state, &mut liveness, &report, Duration::ZERO);
+        assert_eq!(stale.next, None, "a report of another epoch is void");
+        report.reports[0].epoch = epoch;
+        let state = beat(&state, &mut liveness, &report, Duration::ZERO)
+            .next
+            .unwrap();
+        assert_eq!(states(&state, 1), vec![MemberState::InSync.into(); 2]);
+        // The process it replaced is told to stop.
+        let ghost = beat(&state, &mut liveness, &heartbeat(1, 11), Duration::ZERO);
+        assert!(ghost.reply.duplicate && ghost.next.is_none());
+    }
+
+    #[test]
+    fn the_last_in_sync_member_is_never_taken_out() {
+        let (state, liveness) = registered();
+        let late = Duration::from_secs(60);
+        assert_eq!(lost_servers(&state, &liveness, late).len(), 2);
+        let state = server_lost(&state, ChunkserverId(1));
+        let state = server_lost(&state, ChunkserverId(2));
+        let (lagging, in_sync) = (MemberState::Lagging.into(), MemberState::InSync.into());
+        assert_eq!(states(&state, 1), vec![lagging, in_sync]);
+        let mut liveness = liveness;
+        let back = beat(&state, &mut liveness, &heartbeat(1, 11), late)
+            .next
+            .unwrap();
+        assert_eq!(states(&back, 1), vec![MemberState::Filling.into(), in_sync]);
+        assert_eq!(
+            back.servers[&ChunkserverId(1)].shown.state,
+            i32::from(Shown::Up)
+        );
+    }
+
+    #[test]
+    fn labels_by_hand_win_over_the_servers_own_and_last() {
+        let (state, mut liveness) = registered();
+        let id = ChunkserverId(1);
+        let changes = ["+A".to_owned(), "-s".to_owned(), "zone=eu-9".to_owned()];
+        let state = labels_changed(&state, id, &changes).unwrap();
+        assert_eq!(state.servers[&id].shown.labels, vec!["A", "zone=eu-9"]);
+        let beaten = beat(&state, &mut liveness, &heartbeat(1, 11), Duration::ZERO);
+        assert_eq!(beaten.next, None, "a beat says nothing new");
+        let state = labels_changed(&state, id, &["+S".to_owned(), "-zone".to_owned()]).unwrap();
+        assert_eq!(state.servers[&id].shown.labels, vec!["A", "S"]);
+        assert!(labels_changed(&state, id, &["Zone=x".to_owned()]).is_err());
+        assert!(labels_changed(&state, ChunkserverId(9), &[]).is_err());
+    }
+
+    #[test]
+    fn free_space_changes_the_map_in_steps() {
+        let (state, mut liveness) = registered();
+        let mut said = heartbeat(1, 11);
+        let disk = |free| hither_proto::map::Disk {
+            total_bytes: 6400,
+            free_bytes: free,
+            ..Default::default()
+        };
+        said.description.as_mut().unwrap().disks = vec![disk(5000)];
+        let state = beat(&state, &mut liveness, &said, Duration::ZERO)
+            .next
+            .unwrap();
+        said.description.as_mut().unwrap().disks = vec![disk(4950)];
+        assert_eq!(
+            beat(&state, &mut liveness, &said, Duration::ZERO).next,
+            None
+        );
+        said.description.as_mut().unwrap().disks = vec![disk(4800)];
+        assert!(
+            beat(&state, &mut liveness, &said, Duration::ZERO)
+                .next
+                .is_some()
+        );
+    }
+}

@@ -1,0 +1,636 @@
+//! The manager's one task: takes things in, decides, stores, publishes.
+
+mod admin;
+mod publish;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hither_clustermap::ClusterView;
+use hither_metastore::{Batch, Error, KeyRange, MetaStore};
+use hither_net::{Identity, Incoming, Listener, NetError, NoHandler, Responder};
+use hither_proto::common::{Empty, Failure, Role};
+use hither_proto::fragment::Fragment;
+use hither_proto::ids::{ChunkserverId, ClassId, GroupId, RankId};
+use hither_proto::kind::Kind;
+use hither_proto::manager::{Heartbeat, RankBeat, ReportUnreachable};
+use hither_proto::map::{Rank, ServerState as Shown, StorageClass, Subtree};
+use hither_proto::status::Status;
+use hither_proto::stored::SubtreeRoot;
+use prost::Message as _;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use crate::decide::{self, Liveness};
+use crate::leader::{self, Election, Leadership};
+use crate::service::Front;
+use crate::state::{PREFIXES, State};
+use publish::Subscribers;
+
+/// How a manager is run.
+#[derive(Debug, Clone)]
+pub struct ManagerConfig {
+    /// Address to listen at, port 0 for any.
+    pub listen: String,
+    /// Address others are told; empty: the one listened at.
+    pub advertise: String,
+    /// Nobody else can have the store: no need to wait for a predecessor's lease.
+    pub store_is_exclusive: bool,
+    /// Labels count only inside a client's own zone.
+    pub locations: bool,
+    /// Time a client's session lives without renewal.
+    pub session_lease: Duration,
+    /// Class of the root directory of a new cluster, in the grammar of storage classes.
+    pub default_class: String,
+    /// What kind of store this is, for people.
+    pub store_name: String,
+}
+
+/// Why a manager could not start.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManagerError {
+    /// The store failed. Trying again may help.
+    #[error("metadata store: {0}")]
+    Store(#[from] Error),
+    /// The store holds something unreadable. A retry does not help: restore a dump.
+    #[error("key {key} of the metadata store cannot be read: {reason}")]
+    Damaged {
+        /// The key.
+        key: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The address cannot be listened at.
+    #[error("listen at {address}: {reason}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// The default class is none.
+    #[error("default storage class: {0}")]
+    DefaultClass(String),
+}
+
+/// A running manager. Dropping it stops it at once, as a kill would.
+#[derive(Debug)]
+pub struct Manager {
+    address: String,
+    inbox: mpsc::Sender<Message>,
+    map: watch::Receiver<Arc<ClusterView>>,
+    _listener: Listener,
+}
+
+/// What the manager's task receives.
+pub(crate) enum Message {
+    /// A request from the network.
+    Request(Incoming, Responder),
+    /// A rank in this process says where it is.
+    Rank(RankBeat),
+    /// Somebody in this process could not reach a chunkserver.
+    Unreachable(ReportUnreachable),
+    /// What a probe found.
+    Probed(ReportUnreachable, bool),
+    /// Stop.
+    Shutdown(oneshot::Sender<()>),
+}
+
+impl Manager {
+    /// Binds, stands for election, and serves in the background.
+    ///
+    /// # Errors
+    /// [`ManagerError`].
+    pub async fn start<S: MetaStore>(
+        config: ManagerConfig,
+        store: Arc<S>,
+    ) -> Result<Self, ManagerError> {
+        let (inbox, messages) = mpsc::channel(INBOX);
+        let boot_id = rand::random();
+        let identity = Identity {
+            role: Role::Manager,
+            boot_id,
+            ..Identity::default()
+        };
+        let front = Arc::new(Front::new(inbox.clone()));
+        let listener = Listener::bind(&config.listen, identity.clone(), front)
+            .await
+            .map_err(|e| ManagerError::Listen {
+                address: config.listen.clone(),
+                reason: e.to_string(),
+            })?;
+        let address = if config.advertise.is_empty() {
+            listener.address().to_string()
+        } else {
+            config.advertise.clone()
+        };
+        let (publish, map) = watch::channel(Arc::new(ClusterView::default()));
+        let task = Task {
+            identity,
+            config,
+            store,
+            boot_id,
+            address: address.clone(),
+            started: Instant::now(),
+            state: State::default(),
+            liveness: Liveness::default(),
+            leadership: None,
+            renewed: Instant::now(),
+            leader_seen: None,
+            hint: String::new(),
+            subscribers: Subscribers::new(publish),
+            links: BTreeSet::new(),
+            inbox: inbox.downgrade(),
+        };
+        tokio::spawn(task.run(messages));
+        Ok(Self {
+            address,
+            inbox,
+            map,
+            _listener: listener,
+        })
+    }
+
+    /// Address others are told.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Follows the map; version 0 until this manager leads.
+    #[must_use]
+    pub fn map(&self) -> watch::Receiver<Arc<ClusterView>> {
+        self.map.clone()
+    }
+
+    /// A rank in this process says where it is.
+    pub async fn announce_rank(&self, rank: RankId, address: String, epoch: u64) {
+        let beat = RankBeat {
+            rank: u32::from(rank.0),
+            address,
+            epoch,
+            boot_id: 0,
+        };
+        // A manager that has stopped needs no rank.
+        let _ = self.inbox.send(Message::Rank(beat)).await;
+    }
+
+    /// A function that reports a chunkserver (id, group, epoch) as unreachable.
+    #[must_use]
+    pub fn unreachable_reporter(&self) -> Box<dyn Fn(u64, u32, u64) + Send + Sync> {
+        let inbox = self.inbox.downgrade();
+        Box::new(move |to, group, epoch| {
+            let report = ReportUnreachable {
+                from: 0,
+                to,
+                group,
+                epoch,
+                links: Vec::new(),
+            };
+            if let Some(inbox) = inbox.upgrade() {
+                // Too busy to take it: whoever failed tries again and reports again.
+                let _ = inbox.try_send(Message::Unreachable(report));
+            }
+        })
+    }
+
+    /// Finishes what was begun and stops.
+    pub async fn shutdown(self) {
+        let (done, waiting) = oneshot::channel();
+        // A manager that has stopped has nothing to finish.
+        if self.inbox.send(Message::Shutdown(done)).await.is_ok() {
+            let _ = waiting.await;
+        }
+    }
+}
+
+struct Task<S> {
+    config: ManagerConfig,
+    store: Arc<S>,
+    boot_id: u64,
+    address: String,
+    started: Instant,
+    state: State,
+    liveness: Liveness,
+    leadership: Option<Leadership>,
+    renewed: Instant,
+    /// Revision of another leader's record and when it was first seen.
+    leader_seen: Option<(hither_metastore::Revision, Instant)>,
+    hint: String,
+    subscribers: Subscribers,
+    /// Broken links reported of late: group, from, to.
+    links: BTreeSet<(GroupId, u64, ChunkserverId, ChunkserverId)>,
+    identity: Identity,
+    inbox: mpsc::WeakSender<Message>,
+}
+
+impl<S: MetaStore> Task<S> {
+    async fn run(mut self, mut messages: mpsc::Receiver<Message>) {
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        loop {
+            tokio::select! {
+                message = messages.recv() => match message {
+                    Some(Message::Shutdown(done)) => {
+                        // Whoever asked may have gone: the manager stops all the same.
+                        let _ = done.send(());
+                        return;
+                    }
+                    Some(message) => self.take(message).await,
+                    None => return,
+                },
+                _ = ticks.tick() => self.tick().await,
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Whether this manager may act: it leads and has shown so recently enough.
+    fn leads(&self) -> bool {
+        self.leadership.is_some() && self.renewed.elapsed() < leader::LEADER_LOST_AFTER
+    }
+
+    async fn tick(&mut self) {
+        if self.leadership.is_none() {
+            return self.stand().await;
+        }
+        if self.renewed.elapsed() >= leader::RENEW {
+            self.renew().await;
+        }
+        if !self.leads() {
+            return;
+        }
+        let now = self.now();
+        self.liveness.tidy(now);
+        for id in decide::lost_servers(&self.state, &self.liveness, now) {
+            tracing::warn!(%id, "chunkserver is silent: taken as lost");
+            let next = decide::server_lost(&self.state, id);
+            self.adopt(next).await;
+        }
+    }
+
+    async fn stand(&mut self) {
+        let unchanged = match self.leader_seen {
+            Some((revision, since)) if since.elapsed() >= leader::LEADER_LOST_AFTER => {
+                Some(revision)
+            }
+            Some((revision, _)) if self.config.store_is_exclusive => Some(revision),
+            _ => None,
+        };
+        match leader::stand(&*self.store, self.boot_id, &self.address, unchanged).await {
+            Ok(Election::Won(leadership)) => {
+                self.leadership = Some(leadership);
+                self.renewed = Instant::now();
+                if let Err(error) = self.take_office().await {
+                    tracing::error!(%error, "the stored state cannot be used");
+                    self.leadership = None;
+                }
+            }
+            Ok(Election::Other(address, revision)) => {
+                self.hint = address;
+                let same = self.leader_seen.is_some_and(|(known, _)| known == revision);
+                if !same {
+                    self.leader_seen = Some((revision, Instant::now()));
+                }
+            }
+            Err(error) => tracing::warn!(%error, "no election is possible"),
+        }
+    }
+
+    async fn renew(&mut self) {
+        let Some(leadership) = &mut self.leadership else {
+            return;
+        };
+        match leadership.renew(&*self.store).await {
+            Ok(()) => self.renewed = Instant::now(),
+            Err(Error::PreconditionFailed { .. }) => self.step_down(),
+            Err(error) => {
+                tracing::warn!(%error, "leadership could not be renewed");
+                if !self.leads() {
+                    self.step_down();
+                }
+            }
+        }
+    }
+
+    fn step_down(&mut self) {
+        tracing::warn!("another manager leads: stepping down");
+        self.leadership = None;
+        self.leader_seen = None;
+        self.subscribers.close_all();
+    }
+
+    /// Reads the state; a new cluster gets its first one.
+    async fn take_office(&mut self) -> Result<(), ManagerError> {
+        let mut entries = Vec::new();
+        for prefix in PREFIXES {
+            let mut range = KeyRange::prefix(prefix);
+            loop {
+                let page = self.store.scan(&range, 0).await?;
+                entries.extend(page.entries.into_iter().map(|e| (e.key, e.versioned.value)));
+                match page.resume {
+                    Some(key) => range = range.from_key(key),
+                    None => break,
+                }
+            }
+        }
+        let mut state =
+            State::restored(entries).map_err(|(key, reason)| ManagerError::Damaged {
+                key: format!("{key:?}"),
+                reason,
+            })?;
+        state.managers = vec![self.address.clone()];
+        state.subtrees = self.read_subtrees().await?;
+        self.state = state.clone();
+        self.liveness = Liveness::fresh(&state, self.now());
+        if state.cluster_id.is_empty() {
+            state = self.first_state()?;
+        }
+        state.session_lease_ms =
+            u32::try_from(self.config.session_lease.as_millis()).unwrap_or(u32::MAX);
+        state.locations = self.config.locations;
+        self.adopt(state).await;
+        tracing::info!(address = self.address, "leading");
+        Ok(())
+    }
+
+    fn first_state(&self) -> Result<State, ManagerError> {
+        let mut state = self.state.clone();
+        state.cluster_id = rand::random::<[u8; 16]>().to_vec();
+        let class = StorageClass {
+            name: "default".into(),
+            keep: self.config.default_class.clone(),
+            ..StorageClass::default()
+        };
+        let set = hither_proto::manager::ClassSet {
+            class: Some(class),
+            ..Default::default()
+        };
+        let outcome = decide::class_set(&state, &set).map_err(ManagerError::DefaultClass)?;
+        Ok(outcome.next.unwrap_or(state))
+    }
+
+    async fn read_subtrees(&self) -> Result<Vec<Subtree>, Error> {
+        let page = self.store.scan(&KeyRange::prefix(&b"s/"[..]), 0).await?;
+        let read =
+            |key: &[u8], at: usize| key.get(at..at + 8)?.try_into().ok().map(u64::from_be_bytes);
+        Ok(page
+            .entries
+            .iter()
+            .filter_map(|entry| {
+                let root = SubtreeRoot::decode(entry.versioned.value.clone()).ok()?;
+                let fragment = Fragment::from_wire(read(&entry.key, 10)?)?;
+                Some(Subtree {
+                    dir: read(&entry.key, 2)?,
+                    fragment: fragment.to_wire(),
+                    rank: root.rank,
+                    epoch: root.epoch,
+                })
+            })
+            .collect())
+    }
+
+    /// Plans, stores and publishes a new state. Nothing is believed before it is stored.
+    async fn adopt(&mut self, next: State) {
+        let mut next = decide::plan(&next);
+        if next == self.state {
+            return;
+        }
+        next.version = self.state.version + 1;
+        if self.store_state(&next).await {
+            self.state = next;
+            self.subscribers.publish(&self.state);
+        }
+    }
+
+    async fn store_state(&mut self, next: &State) -> bool {
+        let writes = next.writes_from(&self.state);
+        for _ in 0..STORE_ATTEMPTS {
+            let Some(leadership) = &self.leadership else {
+                return false;
+            };
+            let mut batch = Batch::new();
+            leadership.require(&mut batch);
+            for (key, value) in &writes {
+                match value {
+                    Some(value) => batch.put(key.clone(), value.clone()),
+                    None => batch.delete(key.clone()),
+                };
+            }
+            match self.store.commit(batch).await {
+                Ok(_) => return true,
+                Err(Error::PreconditionFailed { .. }) => {
+                    self.step_down();
+                    return false;
+                }
+                // The same values written twice are the same values.
+                Err(error) => tracing::warn!(%error, "the cluster map could not be stored"),
+            }
+            tokio::time::sleep(STORE_PAUSE).await;
+        }
+        // What is in the store is not known any more: start over from there.
+        self.step_down();
+        false
+    }
+
+    async fn take(&mut self, message: Message) {
+        match message {
+            Message::Request(incoming, responder) => self.request(incoming, responder).await,
+            Message::Rank(beat) => self.rank_beat(beat).await,
+            Message::Unreachable(report) => self.probe(report),
+            Message::Probed(report, alive) => self.probed(report, alive).await,
+            Message::Shutdown(_) => {}
+        }
+    }
+
+    async fn request(&mut self, incoming: Incoming, responder: Responder) {
+        if !self.leads() {
+            let failure = Failure {
+                text: "this manager does not lead".into(),
+                hint_address: self.hint.clone(),
+                ..Failure::default()
+            };
+            return responder.refuse(Status::NOT_LEADER, &failure);
+        }
+        if let Err(error) = self.serve(&incoming, responder).await {
+            tracing::debug!(%error, kind = %incoming.header.kind, "a request cannot be read");
+        }
+    }
+
+    async fn serve(&mut self, incoming: &Incoming, responder: Responder) -> Result<(), NetError> {
+        match incoming.header.kind {
+            Kind::HEARTBEAT => {
+                let reply = self.heartbeat(&incoming.decode()?).await;
+                responder.ok(&reply);
+            }
+            Kind::MAP_FETCH => self
+                .subscribers
+                .fetch(&self.state, &incoming.decode()?, responder),
+            Kind::MAP_SUBSCRIBE => {
+                self.subscribers
+                    .subscribe(&self.state, &incoming.decode()?, responder);
+            }
+            Kind::REPORT_UNREACHABLE => {
+                self.probe(incoming.decode()?);
+                responder.ok(&Empty {});
+            }
+            Kind::RANK_BEAT => {
+                self.rank_beat(incoming.decode()?).await;
+                responder.ok(&Empty {});
+            }
+            _ => return self.administer(incoming, responder).await,
+        }
+        Ok(())
+    }
+
+    async fn heartbeat(&mut self, beat: &Heartbeat) -> hither_proto::manager::HeartbeatReply {
+        let now = self.now();
+        let outcome = decide::beat(&self.state, &mut self.liveness, beat, now);
+        if let Some(next) = outcome.next {
+            self.adopt(next).await;
+        }
+        let mut reply = outcome.reply;
+        // An id that could not be stored was not given.
+        if !self
+            .state
+            .servers
+            .contains_key(&ChunkserverId(reply.server))
+        {
+            reply.server = beat.server;
+        }
+        reply.map_version = self.state.version;
+        reply
+    }
+
+    async fn rank_beat(&mut self, beat: RankBeat) {
+        let id = RankId(u16::try_from(beat.rank).unwrap_or(u16::MAX));
+        let known = self.state.ranks.get(&id);
+        if known.is_some_and(|rank| rank.address == beat.address && rank.epoch == beat.epoch) {
+            return;
+        }
+        let mut next = self.state.clone();
+        next.ranks.insert(
+            id,
+            Rank {
+                rank: beat.rank,
+                address: beat.address,
+                epoch: beat.epoch,
+            },
+        );
+        match self.read_subtrees().await {
+            Ok(subtrees) => next.subtrees = subtrees,
+            Err(error) => tracing::warn!(%error, "the table of subtrees cannot be read"),
+        }
+        self.adopt(next).await;
+    }
+
+    /// A report is checked before anything is done: the reporter may be the one that is cut off.
+    fn probe(&mut self, report: ReportUnreachable) {
+        let id = ChunkserverId(report.to);
+        let Some(server) = self.state.servers.get(&id) else {
+            return;
+        };
+        if server.shown.state == i32::from(Shown::Down) {
+            return;
+        }
+        let Some(address) = server.shown.addresses.first().cloned() else {
+            return;
+        };
+        let Some(inbox) = self.inbox.upgrade() else {
+            return;
+        };
+        let identity = self.identity.clone();
+        tokio::spawn(async move {
+            let alive =
+                match hither_net::connect(&address, &identity, Arc::new(NoHandler), PROBE_TIMEOUT)
+                    .await
+                {
+                    Ok(connection) => {
+                        let pong = connection
+                            .call(Kind::PING, &Empty {}, &[], PROBE_TIMEOUT)
+                            .await
+                            .is_ok();
+                        connection.close();
+                        pong
+                    }
+                    Err(_) => false,
+                };
+            // A manager that has stopped needs no answer.
+            let _ = inbox.send(Message::Probed(report, alive)).await;
+        });
+    }
+
+    async fn probed(&mut self, report: ReportUnreachable, alive: bool) {
+        if !self.leads() {
+            return;
+        }
+        let (from, to) = (ChunkserverId(report.from), ChunkserverId(report.to));
+        let now = self.now();
+        if !alive {
+            tracing::warn!(id = %to, "chunkserver does not answer: taken as lost");
+            self.liveness.hold_down(to, now);
+            let next = decide::server_lost(&self.state, to);
+            return self.adopt(next).await;
+        }
+        let group = GroupId(report.group);
+        self.links
+            .retain(|(g, epoch, ..)| *g != group || *epoch == report.epoch);
+        if self.links.len() >= LINKS_MAX {
+            self.links.pop_first();
+        }
+        self.links.insert((group, report.epoch, from, to));
+        for link in &report.links {
+            let (from, to) = (ChunkserverId(link.from), ChunkserverId(link.to));
+            self.links.insert((group, report.epoch, from, to));
+        }
+        let broken = self
+            .links
+            .iter()
+            .filter(|(g, epoch, ..)| *g == group && *epoch == report.epoch)
+            .map(|(_, _, from, to)| (*from, *to))
+            .collect();
+        if let Some(next) = decide::link_broken(&self.state, group, report.epoch, &broken, to) {
+            tracing::warn!(%group, %from, %to, "no chain avoids the broken links");
+            self.liveness.hold_out(group, to, now);
+            self.adopt(next).await;
+        }
+    }
+
+    /// Class by name, for requests that name one.
+    fn class_id(&self, name: &str) -> Option<ClassId> {
+        self.state
+            .classes
+            .iter()
+            .find(|(_, class)| class.name == name)
+            .map(|(id, _)| *id)
+    }
+
+    async fn raw_revision(&self) -> u64 {
+        match self
+            .store
+            .scan(&KeyRange::prefix(Bytes::from_static(b"m/")), 1)
+            .await
+        {
+            Ok(page) => page.revision.0,
+            Err(_) => 0,
+        }
+    }
+}
+
+/// Messages that may wait for the manager.
+const INBOX: usize = 4096;
+/// How often time is looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// Time a probed server has to answer.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Attempts to store a state, and the pause between them.
+const STORE_ATTEMPTS: usize = 20;
+const STORE_PAUSE: Duration = Duration::from_millis(100);
+/// Broken links remembered.
+const LINKS_MAX: usize = 10_000;
