@@ -44,6 +44,7 @@ impl Core {
         self.insert_new(attempt, dir, op, ino);
         let mut reply = self.reply_with(attempt, ino);
         reply.entries_leased = self.leases.give_entries(dir, attempt.session);
+        reply.directory_leased = is_dir(op.mode) && self.leases.give_entries(ino, attempt.session);
         if let Some((lease, chunk)) = first_chunk {
             self.give_first_chunk(attempt, ino, lease, &chunk, &mut reply);
         }

@@ -1,0 +1,433 @@
+//! The client: parts and their life.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use hither_clustermap::ClusterView;
+use hither_managerlink::ManagerLink;
+use hither_net::Identity;
+use hither_proto::common::Role;
+use hither_proto::fragment::Fragment;
+use hither_proto::ids::{Epoch, GroupId, InodeId, MapVersion, NameHash, RankId};
+use hither_proto::meta::{Reply, request::Op};
+use hither_proto::status::{Errno, Status};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::cache::Cache;
+use crate::config::ClientConfig;
+use crate::counters::{Counters, LocalityReport};
+use crate::error::FsError;
+use crate::file::{File, Lease};
+use crate::servers::Servers;
+use crate::session::{AskError, How, Session, SessionOwner};
+
+/// What a front end has to do when something it passed to the kernel is recalled. Each call
+/// returns once the kernel has dropped it; it may write dirty pages back meanwhile.
+pub trait KernelCaches: Send + Sync + 'static {
+    /// Attributes of an inode, and with `data` its pages.
+    fn forget_inode(&self, ino: InodeId, data: bool) -> BoxFuture<'static, ()>;
+    /// An entry of a directory.
+    fn forget_entry(&self, dir: InodeId, name: Bytes) -> BoxFuture<'static, ()>;
+}
+
+/// For front ends without a kernel behind them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoKernelCaches;
+
+impl KernelCaches for NoKernelCaches {
+    fn forget_inode(&self, _: InodeId, _: bool) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn forget_entry(&self, _: InodeId, _: Bytes) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+/// Why a client could not start.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// No manager answered.
+    #[error("no manager answers at {addresses}: is the cluster running, and is this its address?")]
+    NoManager {
+        /// Where it was looked for.
+        addresses: String,
+    },
+    /// No session could be opened.
+    #[error("open a session with the metadata server: {0}")]
+    NoSession(FsError),
+}
+
+/// A client of a cluster. Clones share everything.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Client(of {:?})", self.inner.config.managers)
+    }
+}
+
+pub(crate) struct Inner {
+    pub(crate) me: Weak<Self>,
+    pub(crate) config: Arc<ClientConfig>,
+    pub(crate) link: ManagerLink,
+    pub(crate) servers: Arc<Servers>,
+    pub(crate) cache: Cache,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) kernel: Arc<dyn KernelCaches>,
+    pub(crate) dirty_bytes: AtomicUsize,
+    pub(crate) dirty_less: Notify,
+    pub(crate) unsynced_bytes: AtomicUsize,
+    identity: Identity,
+    sessions: Mutex<BTreeMap<RankId, Arc<Session>>>,
+    files: Mutex<BTreeMap<InodeId, Arc<File>>>,
+    operations: AtomicU64,
+}
+
+impl Client {
+    /// Finds the cluster and opens a session, within the configured time.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start(
+        config: ClientConfig,
+        kernel: Arc<dyn KernelCaches>,
+    ) -> Result<Self, StartError> {
+        let config = Arc::new(config);
+        let identity = Identity {
+            role: Role::Client,
+            boot_id: rand::random(),
+            ..Identity::default()
+        };
+        let link = ManagerLink::start(config.managers.clone(), identity.clone(), &config.zone);
+        let counters = Arc::new(Counters::default());
+        let inner = Arc::new_cyclic(|me| Inner {
+            me: Weak::clone(me),
+            servers: Servers::new(Arc::clone(&config), identity.clone(), Arc::clone(&counters)),
+            cache: Cache::new(config.cached_inodes_max),
+            counters,
+            kernel,
+            dirty_bytes: AtomicUsize::new(0),
+            dirty_less: Notify::new(),
+            unsynced_bytes: AtomicUsize::new(0),
+            identity,
+            sessions: Mutex::default(),
+            files: Mutex::default(),
+            operations: AtomicU64::new(0),
+            link,
+            config,
+        });
+        let deadline = inner.deadline();
+        let timeout = inner.config.timeout;
+        if inner.link.at_least(MapVersion(1), timeout).await.is_err() {
+            return Err(StartError::NoManager {
+                addresses: inner.config.managers.join(", "),
+            });
+        }
+        let session = inner.session(RankId(0));
+        session
+            .ready(deadline)
+            .await
+            .map_err(StartError::NoSession)?;
+        tokio::spawn(tidy(Arc::downgrade(&inner)));
+        Ok(Self { inner })
+    }
+
+    /// Counters of this mount.
+    #[must_use]
+    pub fn locality(&self) -> LocalityReport {
+        self.inner.counters.report()
+    }
+
+    /// The cluster map as this client knows it.
+    #[must_use]
+    pub fn map(&self) -> Arc<ClusterView> {
+        self.inner.link.map()
+    }
+
+    /// What the client was made with.
+    #[must_use]
+    pub fn config(&self) -> &ClientConfig {
+        &self.inner.config
+    }
+
+    /// Number of operations so far.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        self.inner.operations.load(Ordering::Relaxed)
+    }
+
+    /// Writes everything back, gives everything back and ends the sessions. The first error of
+    /// data that could not be stored.
+    ///
+    /// # Errors
+    /// What an fsync of the file would have said.
+    pub async fn close(&self) -> Result<(), FsError> {
+        let mut first = Ok(());
+        for file in self.inner.all_files() {
+            let _alone = file.gate.write().await;
+            if let Some(report) = self.inner.give_back(&file, Lease::None).await
+                && let Err(error) = self.inner.send_report(&file, report, true).await
+            {
+                first = first.and(Err(error));
+            }
+            first = first.and(file.take_error());
+        }
+        let sessions: Vec<Arc<Session>> = self.inner.sessions.lock().values().cloned().collect();
+        for session in sessions {
+            first = first.and(session.barrier().await);
+            session.close().await;
+        }
+        self.inner.servers.pool.close();
+        first
+    }
+
+    /// Everything written and changed so far is on stable storage when this returns.
+    ///
+    /// # Errors
+    /// The first error of any file.
+    pub async fn sync_all(&self) -> Result<(), FsError> {
+        let mut first = Ok(());
+        for file in self.inner.all_files() {
+            first = first.and(self.inner.fsync(&file).await);
+        }
+        let sessions: Vec<Arc<Session>> = self.inner.sessions.lock().values().cloned().collect();
+        for session in sessions {
+            first = first.and(session.barrier().await);
+        }
+        first
+    }
+}
+
+impl Inner {
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.config.timeout
+    }
+
+    /// The map, at an epoch of the group that may be used.
+    pub(crate) async fn map_with(
+        &self,
+        group: GroupId,
+        floor: Epoch,
+        deadline: Instant,
+    ) -> Result<Arc<ClusterView>, FsError> {
+        loop {
+            let map = self.link.map();
+            if map.epoch(group).is_some_and(|epoch| epoch >= floor) {
+                return Ok(map);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(crate::session::timed_out("the manager"));
+            }
+            if self.link.refresh(left.min(MAP_TIMEOUT)).await.is_err() {
+                self.wait_for_map(map.version(), MAP_PAUSE).await;
+            } else if self.link.map().version() == map.version() {
+                tokio::time::sleep(MAP_PAUSE).await;
+            }
+        }
+    }
+
+    // ---- sessions
+
+    fn session(&self, rank: RankId) -> Arc<Session> {
+        let mut sessions = self.sessions.lock();
+        let session = sessions.entry(rank).or_insert_with(|| {
+            let owner: Weak<dyn SessionOwner> = Weak::<Self>::clone(&self.me);
+            Session::start(
+                rank,
+                Arc::clone(&self.config),
+                self.link.clone(),
+                self.identity.clone(),
+                owner,
+            )
+        });
+        Arc::clone(session)
+    }
+
+    /// The session with the rank that serves an inode's primary entry, as this client believes.
+    pub(crate) fn session_for(&self, ino: InodeId) -> Arc<Session> {
+        self.session(self.rank_of_inode(ino))
+    }
+
+    fn rank_of_inode(&self, ino: InodeId) -> RankId {
+        match self.cache.hint(ino) {
+            Some(hint) => self.rank_of_name(InodeId(hint.parent), &hint.name),
+            None => self.rank_of_name(ino, b""),
+        }
+    }
+
+    /// The owner of the nearest enclosing subtree.
+    fn rank_of_name(&self, dir: InodeId, name: &[u8]) -> RankId {
+        let map = self.link.map();
+        let subtrees = map.subtrees();
+        let rank = |raw: u32| RankId(u16::try_from(raw).unwrap_or(0));
+        let Some(first) = subtrees.first() else {
+            return RankId(0);
+        };
+        if subtrees.iter().all(|s| s.rank == first.rank) {
+            return rank(first.rank);
+        }
+        let mut at = dir;
+        let mut hash = NameHash::of(name);
+        for _ in 0..DEPTH_MAX {
+            let root = subtrees.iter().find(|s| {
+                let fragment = Fragment::from_wire(s.fragment);
+                s.dir == at.0 && fragment.is_some_and(|f| f.contains(hash))
+            });
+            if let Some(root) = root {
+                return rank(root.rank);
+            }
+            let Some(hint) = self.cache.hint(at) else {
+                break;
+            };
+            hash = NameHash::of(&hint.name);
+            at = InodeId(hint.parent);
+        }
+        RankId(0)
+    }
+
+    /// Asks the rank that serves the inode.
+    pub(crate) async fn ask(&self, ino: InodeId, op: Op, how: How) -> Result<Reply, FsError> {
+        self.ask_rank(self.rank_of_inode(ino), op, how).await
+    }
+
+    /// Asks the rank that serves a name.
+    pub(crate) async fn ask_name(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        op: Op,
+        how: How,
+    ) -> Result<Reply, FsError> {
+        self.ask_rank(self.rank_of_name(dir, name), op, how).await
+    }
+
+    async fn ask_rank(&self, first: RankId, op: Op, how: How) -> Result<Reply, FsError> {
+        self.operations.fetch_add(1, Ordering::Relaxed);
+        let mut rank = first;
+        for _ in 0..HOPS_MAX {
+            match self.session(rank).ask(op.clone(), how).await {
+                Ok(reply) => return Ok(reply),
+                Err(AskError::Failed(error)) => return Err(error),
+                Err(AskError::NotMine(hint)) => {
+                    // The map at hand is old; the next guess is better with or without a new one.
+                    let _ = self.link.refresh(MAP_TIMEOUT).await;
+                    rank = hint.unwrap_or(RankId(0));
+                }
+            }
+        }
+        Err(FsError::of_status(
+            Status::NOT_MINE,
+            "no rank admits to serving this",
+        ))
+    }
+
+    // ---- files
+
+    pub(crate) fn file(&self, ino: InodeId) -> Arc<File> {
+        let mut files = self.files.lock();
+        Arc::clone(files.entry(ino).or_insert_with(|| File::new(ino)))
+    }
+
+    pub(crate) fn known_file(&self, ino: InodeId) -> Option<Arc<File>> {
+        self.files.lock().get(&ino).cloned()
+    }
+
+    pub(crate) fn all_files(&self) -> Vec<Arc<File>> {
+        self.files.lock().values().cloned().collect()
+    }
+
+    pub(crate) fn files_with_dirty_data(&self) -> Vec<Arc<File>> {
+        let files = self.files.lock();
+        files
+            .values()
+            .filter(|file| !file.data.lock().dirty.is_empty())
+            .cloned()
+            .collect()
+    }
+
+    /// The inode is gone: nothing of it has to be stored any more.
+    pub(crate) fn drop_file(&self, file: &File) {
+        let gone = FsError::from(Errno::ENOENT);
+        self.lose_file(file, &gone);
+        file.data.lock().error = None;
+        self.files.lock().remove(&file.ino);
+        self.cache.remove(file.ino);
+    }
+}
+
+/// Now and then: flushes what stays unsynced for long, gives back leases nobody uses.
+async fn tidy(weak: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(TIDY).await;
+        let Some(inner) = weak.upgrade() else { return };
+        let much =
+            inner.unsynced_bytes.load(Ordering::Acquire) > inner.config.unsynced_bytes_max / 2;
+        for file in inner.all_files() {
+            let (unsynced, idle, clean) = {
+                let data = file.data.lock();
+                let clean = data.dirty.is_empty() && data.in_flight.is_empty();
+                let idle = file.handles.lock().open == 0;
+                (!data.unsynced.is_empty(), idle, clean)
+            };
+            if unsynced
+                && (much || (idle && clean))
+                && let Err(error) = inner.flush_stable(&file).await
+            {
+                file.data.lock().error = Some(error);
+            }
+        }
+        inner.forget_idle_files().await;
+    }
+}
+
+impl Inner {
+    /// Keeps the number of files whose leases are held without need within bounds.
+    async fn forget_idle_files(self: &Arc<Self>) {
+        let surplus = self.files.lock().len().saturating_sub(IDLE_FILES_MAX);
+        let mut left = surplus;
+        for file in self.all_files() {
+            if left == 0 {
+                return;
+            }
+            if file.handles.lock().open > 0 {
+                continue;
+            }
+            let _alone = file.gate.write().await;
+            if let Some(report) = self.give_back(&file, Lease::None).await
+                && let Err(error) = self.send_report(&file, report, false).await
+            {
+                tracing::debug!(ino = %file.ino, %error, "a lease could not be given back");
+                continue;
+            }
+            let unused = file.handles.lock().open == 0 && file.data.lock().error.is_none();
+            if unused && Arc::strong_count(&file) <= 3 {
+                self.files.lock().remove(&file.ino);
+            }
+            left -= 1;
+        }
+    }
+}
+
+/// Hops from rank to rank before a request fails.
+const HOPS_MAX: usize = 8;
+/// Time to fetch a newer map, and the pause between attempts.
+const MAP_TIMEOUT: Duration = Duration::from_secs(2);
+const MAP_PAUSE: Duration = Duration::from_millis(20);
+/// Deepest directory for which an owner is looked for.
+const DEPTH_MAX: usize = 65_536;
+/// How often the client looks after itself.
+const TIDY: Duration = Duration::from_secs(2);
+/// Files without descriptors whose leases are kept.
+const IDLE_FILES_MAX: usize = 20_000;

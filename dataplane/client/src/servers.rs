@@ -1,0 +1,341 @@
+//! Chunkservers as this mount sees them: order, suspects, latency, operations in flight.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hither_clustermap::ClusterView;
+use hither_labels::{
+    Answer, LabelSet, LocationView, ServerView, effective_labels, read_order, write_order,
+};
+use hither_net::{Identity, NoHandler, Pool};
+use hither_proto::common::Empty;
+use hither_proto::ids::{ChunkserverId, GroupId};
+use hither_proto::kind::Kind;
+use hither_proto::map::MemberState;
+use parking_lot::Mutex;
+use rand::RngExt as _;
+use tokio::time::Instant;
+
+use crate::config::ClientConfig;
+use crate::counters::Counters;
+
+/// What is remembered of one server.
+#[derive(Debug, Default)]
+struct Memory {
+    in_flight: u32,
+    suspect: Option<Suspect>,
+    /// Overloaded: lost its place until then.
+    spilled_until: Option<Instant>,
+    latency: Latency,
+    /// Reads and hedged reads of late, for the budget.
+    reads: u32,
+    hedges: u32,
+}
+
+#[derive(Debug)]
+struct Suspect {
+    failures: u32,
+}
+
+/// Tracked latency of reads: a high quantile that follows what it sees.
+#[derive(Debug, Default)]
+struct Latency {
+    /// Estimate of the 95th percentile, nanoseconds; 0: nothing seen.
+    p95_nanos: f64,
+}
+
+impl Latency {
+    /// Moves the estimate up by 19 steps for a slower read and down by 1 for a faster one: it
+    /// rests where one in twenty is slower.
+    fn see(&mut self, nanos: f64) {
+        if self.p95_nanos == 0.0 {
+            self.p95_nanos = nanos * 2.0;
+            return;
+        }
+        let step = self.p95_nanos * 0.01;
+        if nanos > self.p95_nanos {
+            self.p95_nanos += step * 19.0;
+        } else {
+            self.p95_nanos -= step;
+        }
+    }
+}
+
+/// All chunkservers of one mount.
+pub(crate) struct Servers {
+    pub(crate) pool: Pool,
+    config: Arc<ClientConfig>,
+    memory: Mutex<BTreeMap<ChunkserverId, Memory>>,
+    counters: Arc<Counters>,
+    /// Breaks ties of equally near servers; one number per mount.
+    seed: u64,
+}
+
+/// A member of a group, in the order of use.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Candidate {
+    pub(crate) id: ChunkserverId,
+    pub(crate) address: String,
+}
+
+/// One operation in flight on a server; counted until dropped.
+pub(crate) struct InFlight<'a> {
+    servers: &'a Servers,
+    id: ChunkserverId,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if let Some(memory) = self.servers.memory.lock().get_mut(&self.id) {
+            memory.in_flight = memory.in_flight.saturating_sub(1);
+        }
+    }
+}
+
+impl Servers {
+    pub(crate) fn new(
+        config: Arc<ClientConfig>,
+        identity: Identity,
+        counters: Arc<Counters>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            pool: Pool::new(identity, Arc::new(NoHandler)),
+            config,
+            memory: Mutex::default(),
+            counters,
+            seed: rand::rng().random(),
+        })
+    }
+
+    pub(crate) fn begin(&self, id: ChunkserverId) -> InFlight<'_> {
+        self.memory.lock().entry(id).or_default().in_flight += 1;
+        InFlight { servers: self, id }
+    }
+
+    /// In-sync members in the order this mount reads from them.
+    pub(crate) fn read_list(&self, map: &ClusterView, group: GroupId) -> Vec<Candidate> {
+        let received = self.received(map, map.in_sync(group).collect());
+        let order = self.order(map, &received, true);
+        self.candidates(map, &received, &order)
+    }
+
+    /// The chain: in-sync members in write order, then those that are filling.
+    pub(crate) fn chain(&self, map: &ClusterView, group: GroupId) -> Vec<Candidate> {
+        let received = self.received(map, map.in_sync(group).collect());
+        let order = self.order(map, &received, false);
+        let mut chain = self.candidates(map, &received, &order);
+        for id in map.members_in(group, MemberState::Filling) {
+            if let Some(address) = map.address(id) {
+                chain.push(Candidate {
+                    id,
+                    address: address.to_owned(),
+                });
+            }
+        }
+        chain
+    }
+
+    /// The list as a master would send it: own location first, then by distance, ties broken at
+    /// random.
+    fn received(&self, map: &ClusterView, mut ids: Vec<ChunkserverId>) -> Vec<ChunkserverId> {
+        let zone = self.config.zone.as_str();
+        ids.sort_by_cached_key(|id| {
+            let theirs = map
+                .server(*id)
+                .map_or("", |server| server.chunkserver.zone.as_str());
+            let distance = if zone.is_empty() {
+                0
+            } else {
+                map.distance(zone, theirs)
+            };
+            let mixed = (id.0 ^ self.seed)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(31);
+            (distance, mixed)
+        });
+        ids
+    }
+
+    fn order(&self, map: &ClusterView, ids: &[ChunkserverId], read: bool) -> Vec<usize> {
+        let none = LabelSet::default();
+        let memory = self.memory.lock();
+        let now = Instant::now();
+        let views: Vec<ServerView<'_>> = ids
+            .iter()
+            .map(|id| {
+                let server = map.server(*id);
+                let own = server.is_some_and(|s| s.chunkserver.zone == self.config.zone);
+                let view = if map.locations() && !own {
+                    LocationView::Other
+                } else {
+                    LocationView::Own
+                };
+                let remembered = memory.get(id);
+                ServerView {
+                    labels: server.map_or(&none, |s| effective_labels(&s.labels, view)),
+                    suspect: remembered.is_some_and(|memory| memory.sinks(now)),
+                    in_flight: remembered.map_or(0, |memory| memory.in_flight),
+                }
+            })
+            .collect();
+        if read {
+            read_order(&self.config.preferred, Answer::Copies, &views)
+        } else {
+            write_order(&self.config.preferred, Answer::Copies, &views)
+        }
+    }
+
+    fn candidates(
+        &self,
+        map: &ClusterView,
+        ids: &[ChunkserverId],
+        order: &[usize],
+    ) -> Vec<Candidate> {
+        order
+            .iter()
+            .filter_map(|at| {
+                let id = *ids.get(*at)?;
+                Some(Candidate {
+                    id,
+                    address: map.address(id)?.to_owned(),
+                })
+            })
+            .collect()
+    }
+
+    pub(crate) fn is_suspect(&self, id: ChunkserverId) -> bool {
+        self.memory
+            .lock()
+            .get(&id)
+            .is_some_and(|memory| memory.suspect.is_some())
+    }
+
+    pub(crate) fn in_flight(&self, id: ChunkserverId) -> u32 {
+        self.memory
+            .lock()
+            .get(&id)
+            .map_or(0, |memory| memory.in_flight)
+    }
+
+    /// A read was answered.
+    pub(crate) fn answered(&self, id: ChunkserverId, took: Duration) {
+        let mut all = self.memory.lock();
+        let memory = all.entry(id).or_default();
+        memory.latency.see(took.as_secs_f64() * 1e9);
+        memory.suspect = None;
+        memory.reads += 1;
+        if memory.reads >= BUDGET_WINDOW {
+            memory.reads /= 2;
+            memory.hedges /= 2;
+        }
+    }
+
+    /// Time after which a read is also sent elsewhere; `None`: not now.
+    pub(crate) fn hedge_after(&self, id: ChunkserverId) -> Option<Duration> {
+        if !self.config.hedge {
+            return None;
+        }
+        let memory = self.memory.lock();
+        let known = memory.get(&id)?;
+        let spent = f64::from(known.hedges) > f64::from(known.reads).max(HEDGE_FREE) * HEDGE_SHARE;
+        if spent || known.latency.p95_nanos == 0.0 {
+            return None;
+        }
+        Some(Duration::from_secs_f64(known.latency.p95_nanos / 1e9).max(HEDGE_MIN))
+    }
+
+    pub(crate) fn hedged(&self, id: ChunkserverId) {
+        self.memory.lock().entry(id).or_default().hedges += 1;
+        self.counters.add(|report| report.hedges += 1);
+    }
+
+    /// The server is overloaded: it loses its place for a while.
+    pub(crate) fn spilled(&self, id: ChunkserverId) {
+        if !self.config.failure_memory {
+            return;
+        }
+        self.memory.lock().entry(id).or_default().spilled_until = Some(Instant::now() + SPILL);
+        self.counters.add(|report| report.spills += 1);
+    }
+
+    /// The server failed: it sorts last until a probe succeeds.
+    pub(crate) fn suspect(self: &Arc<Self>, id: ChunkserverId, address: &str) {
+        if !self.config.failure_memory {
+            return;
+        }
+        let first = {
+            let mut memory = self.memory.lock();
+            let memory = memory.entry(id).or_default();
+            match &mut memory.suspect {
+                Some(suspect) => {
+                    suspect.failures += 1;
+                    false
+                }
+                None => {
+                    memory.suspect = Some(Suspect { failures: 1 });
+                    true
+                }
+            }
+        };
+        if first {
+            tracing::warn!(%id, address, "chunkserver does not answer: it is asked last for now");
+            self.counters.add(|report| report.suspicions += 1);
+            tokio::spawn(probe(Arc::downgrade(self), id, address.to_owned()));
+        }
+    }
+}
+
+impl Memory {
+    fn sinks(&self, now: Instant) -> bool {
+        self.suspect.is_some() || self.spilled_until.is_some_and(|until| until > now)
+    }
+}
+
+/// Asks a suspect now and then, until it answers or the mount is gone.
+async fn probe(servers: std::sync::Weak<Servers>, id: ChunkserverId, address: String) {
+    let mut pause = PROBE_FIRST;
+    loop {
+        let jitter = rand::rng().random_range(0.5..1.5);
+        tokio::time::sleep(pause.mul_f64(jitter)).await;
+        let Some(servers) = servers.upgrade() else {
+            return;
+        };
+        let suspected = servers
+            .memory
+            .lock()
+            .get(&id)
+            .is_some_and(|m| m.suspect.is_some());
+        if !suspected {
+            return;
+        }
+        servers.pool.drop_connection(&address);
+        let pong = servers
+            .pool
+            .call(&address, Kind::PING, &Empty {}, &[], PROBE_TIMEOUT)
+            .await;
+        if pong.is_ok() {
+            tracing::info!(%id, address, "chunkserver answers again");
+            if let Some(memory) = servers.memory.lock().get_mut(&id) {
+                memory.suspect = None;
+            }
+            return;
+        }
+        pause = (pause * 2).min(PROBE_LAST);
+    }
+}
+
+/// Reads after which the budget's counts are halved.
+const BUDGET_WINDOW: u32 = 10_000;
+/// Share of reads that may be hedged, and reads taken as done before the first.
+const HEDGE_SHARE: f64 = 0.05;
+const HEDGE_FREE: f64 = 100.0;
+/// No read is hedged sooner.
+const HEDGE_MIN: Duration = Duration::from_millis(2);
+/// Time an overloaded server loses its place for.
+const SPILL: Duration = Duration::from_millis(200);
+/// First and longest pause between probes of a suspect.
+const PROBE_FIRST: Duration = Duration::from_millis(200);
+const PROBE_LAST: Duration = Duration::from_secs(10);
+/// Time a probed server has to answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);

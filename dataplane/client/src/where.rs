@@ -1,0 +1,145 @@
+//! Where a file is, in the order this mount would use, and why.
+
+use hither_labels::{LabelSet, LocationView, effective_labels};
+use hither_proto::ids::{CHUNK_SIZE, GroupId, InodeId};
+use hither_proto::map::MemberState;
+use serde::Serialize;
+
+use crate::client::Client;
+use crate::error::FsError;
+
+/// A server of a chunk as this mount sees it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ServerPlace {
+    /// Chunkserver id.
+    pub server: u64,
+    /// Its address.
+    pub address: String,
+    /// Its zone.
+    pub zone: String,
+    /// Its labels as they count for this mount.
+    pub labels: String,
+    /// Index of the first preferred expression it satisfies.
+    pub rank: usize,
+    /// Distance from this mount's zone.
+    pub distance: u32,
+    /// Operations of this mount on it just now.
+    pub in_flight: u32,
+    /// It failed and is asked last.
+    pub suspect: bool,
+    /// in-sync, filling or lagging.
+    pub state: String,
+    /// Why it stands where it stands.
+    pub why: String,
+}
+
+/// A chunk of a file.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ChunkPlace {
+    /// Which 64 MiB piece.
+    pub index: u32,
+    /// Chunk id; 0 for a hole.
+    pub chunk: u64,
+    /// Placement group.
+    pub group: u32,
+    /// The group's epoch.
+    pub epoch: u64,
+    /// Servers in the order this mount would read from them; those it would not read from last.
+    pub servers: Vec<ServerPlace>,
+}
+
+impl Client {
+    /// Where a file's chunks are.
+    ///
+    /// # Errors
+    /// What reading the references says.
+    pub async fn places(&self, ino: InodeId) -> Result<Vec<ChunkPlace>, FsError> {
+        let inner = &self.inner;
+        let file = inner.file(ino);
+        inner.need_shared(&file, inner.deadline()).await?;
+        let size = file.data.lock().size;
+        let pieces = u32::try_from(size.div_ceil(CHUNK_SIZE)).unwrap_or(u32::MAX);
+        if pieces > 0 {
+            inner.need_refs(&file, 0, pieces - 1).await?;
+        }
+        let refs: Vec<_> = file.data.lock().refs.values().copied().collect();
+        Ok((0..pieces)
+            .map(
+                |index| match refs.iter().find(|chunk| chunk.index == index) {
+                    Some(chunk) => ChunkPlace {
+                        index,
+                        chunk: chunk.chunk,
+                        group: chunk.group,
+                        epoch: self.map().epoch(GroupId(chunk.group)).unwrap_or_default().0,
+                        servers: self.server_places(GroupId(chunk.group)),
+                    },
+                    None => ChunkPlace {
+                        index,
+                        chunk: 0,
+                        group: 0,
+                        epoch: 0,
+                        servers: Vec::new(),
+                    },
+                },
+            )
+            .collect())
+    }
+
+    fn server_places(&self, group: GroupId) -> Vec<ServerPlace> {
+        let map = self.map();
+        let inner = &self.inner;
+        let list = inner.servers.read_list(&map, group);
+        let read: Vec<_> = list
+            .iter()
+            .map(|candidate| (candidate.id, MemberState::InSync))
+            .collect();
+        let unread = [MemberState::Filling, MemberState::Lagging]
+            .into_iter()
+            .flat_map(|state| map.members_in(group, state).map(move |id| (id, state)));
+        read.into_iter()
+            .chain(unread)
+            .map(|(id, state)| {
+                let none = LabelSet::default();
+                let known = map.server(id);
+                let zone = known.map_or("", |s| s.chunkserver.zone.as_str());
+                let own = zone == inner.config.zone;
+                let view = if map.locations() && !own {
+                    LocationView::Other
+                } else {
+                    LocationView::Own
+                };
+                let labels = known.map_or(&none, |s| effective_labels(&s.labels, view));
+                let preferred = &inner.config.preferred;
+                let rank = preferred.rank(labels);
+                let suspect = inner.servers.is_suspect(id);
+                let why = match (state, suspect) {
+                    (MemberState::Filling, _) => "still fetching data: not read from".to_owned(),
+                    (MemberState::Lagging, _) => "missed writes: not read from".to_owned(),
+                    (_, true) => "failed lately: asked last until it answers a probe".to_owned(),
+                    _ => match preferred.expressions().get(rank.index()) {
+                        Some(expression) => format!("matches {expression}"),
+                        None if preferred.is_empty() => "nothing is preferred".to_owned(),
+                        None => "matches no preferred expression".to_owned(),
+                    },
+                };
+                ServerPlace {
+                    server: id.0,
+                    address: map.address(id).unwrap_or_default().to_owned(),
+                    zone: zone.to_owned(),
+                    labels: labels.to_string(),
+                    rank: rank.index(),
+                    distance: map.distance(&inner.config.zone, zone),
+                    in_flight: inner.servers.in_flight(id),
+                    suspect,
+                    state: match state {
+                        MemberState::InSync => "in-sync",
+                        MemberState::Filling => "filling",
+                        MemberState::Lagging | MemberState::Unspecified => "lagging",
+                    }
+                    .to_owned(),
+                    why,
+                }
+            })
+            .collect()
+    }
+}
