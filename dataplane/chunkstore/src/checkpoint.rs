@@ -1,0 +1,192 @@
+//! The durable index: the index in memory as of some record, in a redb database.
+
+use std::io;
+use std::sync::Arc;
+
+use hither_log::{LogDir, LogFile};
+use hither_proto::checksum::crc32c;
+use hither_proto::ids::ChunkId;
+use redb::{
+    Database, Durability, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+};
+
+use crate::entry::{ENTRY_BYTES, Entry};
+use crate::index::{Changes, Index};
+
+/// An open durable index.
+pub(crate) struct Checkpoint {
+    database: Database,
+}
+
+impl Checkpoint {
+    /// Opens the index in `dir`, making an empty one when there is none.
+    pub(crate) fn open(dir: &dyn LogDir) -> Result<Self, String> {
+        if !exists(dir, FILE).map_err(|error| error.to_string())? {
+            create(dir)?;
+        }
+        let file = dir.open(FILE).map_err(|error| error.to_string())?;
+        let database = database(file)?;
+        let checkpoint = Self { database };
+        let version = checkpoint.version().map_err(|error| error.to_string())?;
+        if version != Some(VERSION) {
+            return Err(format!("index has format version {version:?}"));
+        }
+        Ok(checkpoint)
+    }
+
+    fn version(&self) -> Result<Option<u64>, redb::Error> {
+        let read = self.database.begin_read()?;
+        let table = read.open_table(META)?;
+        Ok(table.get(VERSION_KEY)?.map(|value| value.value()))
+    }
+
+    /// The whole index.
+    pub(crate) fn load(&self) -> Result<Index, String> {
+        let (entries, deleted) = self.read().map_err(|error| error.to_string())?;
+        let entries = entries.into_iter().map(|(chunk, bytes)| {
+            let entry = decode(&bytes).ok_or_else(|| format!("index entry of chunk {chunk}"))?;
+            Ok((chunk, entry))
+        });
+        Ok(Index::load(
+            entries.collect::<Result<_, String>>()?,
+            &deleted,
+        ))
+    }
+
+    fn read(&self) -> Result<(RawEntries, Vec<(u64, ChunkId)>), redb::Error> {
+        let read = self.database.begin_read()?;
+        let mut entries = Vec::new();
+        for item in read.open_table(ENTRIES)?.iter()? {
+            let (chunk, value) = item?;
+            entries.push((ChunkId(chunk.value()), value.value()));
+        }
+        let mut deleted = Vec::new();
+        for item in read.open_table(DELETED)?.iter()? {
+            let (number, chunk) = item?;
+            deleted.push((number.value(), ChunkId(chunk.value())));
+        }
+        Ok((entries, deleted))
+    }
+
+    /// Makes changes durable, all or none.
+    pub(crate) fn commit(&self, changes: &Changes) -> io::Result<()> {
+        self.write(changes).map_err(|error| match error {
+            redb::Error::Io(error) => error,
+            other => io::Error::other(other.to_string()),
+        })
+    }
+
+    fn write(&self, changes: &Changes) -> Result<(), redb::Error> {
+        let mut write = self.database.begin_write()?;
+        write.set_durability(Durability::Immediate)?;
+        write.set_quick_repair(true);
+        {
+            let mut entries = write.open_table(ENTRIES)?;
+            for (chunk, entry) in &changes.entries {
+                match entry {
+                    Some(entry) => entries.insert(chunk.0, encode(entry))?,
+                    None => entries.remove(chunk.0)?,
+                };
+            }
+            let mut deleted = write.open_table(DELETED)?;
+            for (number, chunk) in &changes.deleted {
+                deleted.insert(number, chunk.0)?;
+            }
+            deleted.retain_in(..changes.deleted_from, |_, _| false)?;
+        }
+        write.commit()?;
+        Ok(())
+    }
+}
+
+fn encode(entry: &Entry) -> Value {
+    let mut value = [0; VALUE_BYTES];
+    value[..ENTRY_BYTES].copy_from_slice(&entry.encode());
+    let checksum = crc32c(&value[..ENTRY_BYTES]);
+    value[ENTRY_BYTES..].copy_from_slice(&checksum.to_le_bytes());
+    value
+}
+
+fn decode(value: &Value) -> Option<Entry> {
+    let (entry, checksum) = value.split_at(ENTRY_BYTES);
+    let intact = crc32c(entry).to_le_bytes() == checksum;
+    let mut entry = Entry::decode(entry).filter(|_| intact)?;
+    entry.suspect = entry.loose;
+    Some(entry)
+}
+
+fn exists(dir: &dyn LogDir, name: &str) -> io::Result<bool> {
+    Ok(dir.list()?.iter().any(|entry| entry.name == name))
+}
+
+/// Makes the database under another name, so that a file with the right one is always whole.
+fn create(dir: &dyn LogDir) -> Result<(), String> {
+    let file = (|| {
+        if exists(dir, NEW_FILE)? {
+            dir.remove(NEW_FILE)?;
+        }
+        dir.create(NEW_FILE)
+    })();
+    let database = database(file.map_err(|error| error.to_string())?)?;
+    let made = (|| -> Result<(), redb::Error> {
+        let write = database.begin_write()?;
+        write.open_table(META)?.insert(VERSION_KEY, VERSION)?;
+        write.open_table(ENTRIES)?;
+        write.open_table(DELETED)?;
+        write.commit()?;
+        Ok(())
+    })();
+    made.map_err(|error| error.to_string())?;
+    drop(database);
+    dir.rename(NEW_FILE, FILE)
+        .and_then(|()| dir.sync_dir())
+        .map_err(|error| error.to_string())
+}
+
+fn database(file: Arc<dyn LogFile>) -> Result<Database, String> {
+    redb::Builder::new()
+        .set_cache_size(CACHE_BYTES)
+        .create_with_backend(Backend { file })
+        .map_err(|error| format!("open index: {error}"))
+}
+
+#[derive(Debug)]
+struct Backend {
+    file: Arc<dyn LogFile>,
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        self.file.size()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read_at(out, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_at(data, offset)
+    }
+}
+
+type Value = [u8; VALUE_BYTES];
+type RawEntries = Vec<(ChunkId, Value)>;
+
+const VALUE_BYTES: usize = ENTRY_BYTES + 4;
+const FILE: &str = "index";
+const NEW_FILE: &str = "index.new";
+const ENTRIES: TableDefinition<'static, u64, Value> = TableDefinition::new("entries");
+const DELETED: TableDefinition<'static, u64, u64> = TableDefinition::new("deleted");
+const META: TableDefinition<'static, &str, u64> = TableDefinition::new("meta");
+const VERSION_KEY: &str = "version";
+const VERSION: u64 = 1;
+/// The database is read once, at start.
+const CACHE_BYTES: usize = 8 << 20;

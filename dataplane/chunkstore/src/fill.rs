@@ -1,0 +1,170 @@
+//! Filling: a member takes a copy over from another while writes to it go on.
+//!
+//! A copy that is being filled is marked as partial. What chain writes put there is remembered in
+//! memory, and the base that comes from the other member goes only where they have not been. A
+//! partial copy found after a restart is filled from the start.
+
+use bytes::Bytes;
+use hither_proto::checksum::piece_checksums;
+use hither_proto::ids::{ChunkId, Epoch, GroupId, InodeId, LeaseId, SessionId};
+
+use crate::core::{Core, How, Stop};
+use crate::entry::{Entry, EntryFlags, OpenMark};
+use crate::error::Error;
+use crate::geometry::{CHUNK_BYTES, len32, within};
+
+/// What the other member says of its copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BaseCopy {
+    /// Version of its copy.
+    pub lease: LeaseId,
+    /// Bytes of its copy.
+    pub length: u32,
+    /// File the chunk belongs to.
+    pub inode: InodeId,
+    /// Group epoch of its last change.
+    pub changed_epoch: Epoch,
+    /// Whether it has an open mark.
+    pub open: bool,
+}
+
+impl Core {
+    /// Marks a copy as partial, made if there is none. One that is partial already stays so.
+    pub(crate) fn fill_begin(
+        &self,
+        chunk: ChunkId,
+        group: GroupId,
+        inode: InodeId,
+    ) -> Result<(), Error> {
+        let live = self.lives.get(chunk);
+        self.with_room(&live, |core, state| {
+            core.check_log_room()?;
+            if core.index.lock().was_deleted(chunk) {
+                return Err(Error::Deleted(chunk).into());
+            }
+            let mut entry = match core.settled_entry(How::Blocking, &live, state) {
+                Err(Stop::Failed(Error::NoSuchChunk(_))) => Entry {
+                    group,
+                    inode,
+                    ..Entry::default()
+                },
+                other => other?.with_flag(EntryFlags::ABSENT, false),
+            };
+            if entry.is_partial() {
+                return Ok(());
+            }
+            core.check_floor()?;
+            if entry.group != group {
+                return Err(Error::WrongGroup {
+                    chunk,
+                    group: entry.group,
+                }
+                .into());
+            }
+            entry = entry.with_flag(EntryFlags::PARTIAL, true);
+            state.written = crate::ranges::Ranges::default();
+            core.record_state(How::Blocking, chunk, &mut entry)?;
+            Ok(())
+        })
+    }
+
+    /// Puts bytes of the other member's copy where no chain write has been.
+    pub(crate) fn fill_base(
+        &self,
+        chunk: ChunkId,
+        offset: u32,
+        bytes: &Bytes,
+    ) -> Result<(), Error> {
+        let end = u32::try_from(bytes.len())
+            .ok()
+            .and_then(|length| offset.checked_add(length));
+        let Some(end) = end.filter(|end| *end <= CHUNK_BYTES) else {
+            return Err(Error::BadRequest("the range is not inside a chunk"));
+        };
+        let live = self.lives.get(chunk);
+        // Again from the start after room was made: the gaps may have shrunk by then.
+        self.with_room(&live, |core, state| {
+            core.check_log_room()?;
+            let mut entry = core.settled_entry(How::Blocking, &live, state)?;
+            if !entry.is_partial() {
+                return Err(Error::BadRequest("the copy is not being filled").into());
+            }
+            for gap in state.written.gaps(&(offset..end)) {
+                let payload = bytes.slice(within(&gap, offset));
+                let checksums = piece_checksums(gap.start, &payload);
+                entry.length = entry.length.max(gap.start + len32(&payload));
+                entry.touched = entry.touched.with(crate::entry::Regions::of(&gap));
+                core.put(
+                    How::Blocking,
+                    &live,
+                    state,
+                    &mut entry,
+                    (gap.start, &payload, &checksums),
+                )?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The base is there: the copy is complete. Not stable until it is flushed.
+    pub(crate) fn fill_end(
+        &self,
+        chunk: ChunkId,
+        base: &BaseCopy,
+        epoch: Epoch,
+    ) -> Result<(), Error> {
+        let live = self.lives.get(chunk);
+        self.tidy_if_full()?;
+        let _one = live.syncing.lock();
+        self.locked(&live, |core, state| {
+            let mut entry = core.settled_entry(How::Blocking, &live, state)?;
+            if !entry.is_partial() {
+                return Err(Error::BadRequest("the copy is not being filled").into());
+            }
+            let length = base.length.max(state.written.end());
+            if entry.length > length {
+                core.trim_locked(&live, state, &mut entry, (length, 0))?;
+            }
+            entry.length = length;
+            entry.inode = base.inode;
+            if entry.lease < base.lease {
+                entry.lease = base.lease;
+                entry.chain = hither_proto::ids::ChainNumber(0);
+            }
+            entry.changed_epoch = entry.changed_epoch.max(base.changed_epoch);
+            if base.open && entry.open.is_none() {
+                entry.open = Some(OpenMark {
+                    lease: base.lease,
+                    session: SessionId(0),
+                    epoch,
+                });
+            }
+            if !base.open && state.written.count() == 0 {
+                // Marked under a lease that is over: the copy is the other member's now.
+                entry.open = None;
+                entry.touched = crate::entry::Regions::NONE;
+            }
+            entry.verified = epoch;
+            entry = entry.with_flag(EntryFlags::PARTIAL, false);
+            state.written = crate::ranges::Ranges::default();
+            core.record_state(How::Blocking, chunk, &mut entry)?;
+            Ok(())
+        })
+    }
+
+    /// Notes that the copy is as complete as that of another member in this epoch, unless it
+    /// changed since `seen` was read.
+    pub(crate) fn mark_verified(&self, chunk: ChunkId, seen: &Entry, epoch: Epoch) -> bool {
+        let live = self.lives.get(chunk);
+        let _state = live.state.write();
+        let mut index = self.index.lock();
+        if index
+            .get(chunk)
+            .is_none_or(|entry| entry.lsn != seen.lsn || entry.is_partial())
+        {
+            return false;
+        }
+        index.note(chunk, |entry| entry.verified = epoch);
+        true
+    }
+}

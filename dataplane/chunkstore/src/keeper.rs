@@ -1,0 +1,346 @@
+//! Background work of a disk: bytes move from the log to their place, the index is checkpointed,
+//! the log is released.
+
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use hither_log::Lsn;
+use hither_proto::checksum::crc32c;
+use hither_proto::ids::ChunkId;
+
+use crate::core::{BAD_CHECKSUM, Core, How, Need, Stop, count};
+use crate::entry::Entry;
+use crate::error::Error;
+use crate::file::ChunkFile;
+use crate::flush::{Syncing, begin_sync};
+use crate::geometry::{BLOCK, BLOCK_LEN, BLOCKS_MAX};
+use crate::live::{ChunkState, Live};
+
+impl Core {
+    /// Asks for a pass soon.
+    pub(crate) fn wake_keeper(&self) {
+        let mut signal = self.keeper.signal.lock();
+        if !signal.wanted {
+            signal.wanted = true;
+            self.keeper.wake.notify_all();
+        }
+    }
+
+    /// Does what an operation needs before it is tried again.
+    pub(crate) fn make_room(&self, live: &Live, need: Need) -> Result<(), Error> {
+        match need {
+            Need::Thread => {}
+            Need::Move => self.move_chunk(live)?,
+            Need::OverlayRoom => {
+                self.move_oldest(BATCH_CHUNKS)?;
+            }
+            Need::LogRoom => {
+                self.tidy()?;
+                self.wait_for_log();
+            }
+        }
+        Ok(())
+    }
+
+    /// Released segments become free a moment later.
+    fn wait_for_log(&self) {
+        let pair = Arc::new((parking_lot::Mutex::new(false), parking_lot::Condvar::new()));
+        let of_callback = Arc::clone(&pair);
+        self.log.when_room(LARGEST_RECORD_LEN, move || {
+            *of_callback.0.lock() = true;
+            of_callback.1.notify_all();
+        });
+        let mut ready = pair.0.lock();
+        if !*ready {
+            pair.1.wait_for(&mut ready, LOG_WAIT);
+        }
+    }
+
+    /// Moves everything in place that is in the log now, checkpoints, and releases the log.
+    pub(crate) fn tidy(&self) -> Result<(), Error> {
+        let _one = self.keeper.pass.lock();
+        let end = self.log.next_lsn();
+        self.move_before(end)?;
+        self.write_checkpoint()
+    }
+
+    /// Moves what is older than record `end`.
+    fn move_before(&self, end: Lsn) -> Result<(), Error> {
+        loop {
+            let chunks = self.holds.lock().oldest_chunks(end, BATCH_CHUNKS);
+            if chunks.is_empty() || !self.move_batch(&chunks)? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn move_oldest(&self, limit: usize) -> Result<bool, Error> {
+        let chunks = self.holds.lock().oldest_chunks(Lsn(u64::MAX), limit);
+        self.move_batch(&chunks)
+    }
+
+    /// Moves the bytes of one chunk in place and waits until they are stable there.
+    pub(crate) fn move_chunk(&self, live: &Live) -> Result<(), Error> {
+        let durable = self.flush_appended()?;
+        let _one = live.syncing.lock();
+        if let Some(syncing) = self.place_overlay(live, durable)? {
+            self.sync_file(live, &syncing)?;
+            self.end_sync(live, durable)?;
+        }
+        Ok(())
+    }
+
+    /// Moves the bytes of some chunks: writes them all, then syncs them all, so that the file
+    /// system can put the syncs together. `false` when nothing could be moved.
+    fn move_batch(&self, chunks: &[ChunkId]) -> Result<bool, Error> {
+        // Only what is durable in the log may reach the files: a block that a crash tears is made
+        // whole again from there.
+        let durable = self.flush_appended()?;
+        let mut chunks = chunks.to_vec();
+        chunks.sort();
+        let lives: Vec<Arc<Live>> = chunks.iter().map(|chunk| self.lives.get(*chunk)).collect();
+        let mut placed = Vec::new();
+        for live in &lives {
+            // In the order of ids, and nobody else holds two: no two can wait for each other.
+            let one = live.syncing.lock();
+            if let Some(syncing) = self.place_overlay(live, durable)? {
+                placed.push((live, syncing, one));
+            }
+        }
+        for (live, syncing, _) in &placed {
+            self.sync_file(live, syncing)?;
+        }
+        let moved = !placed.is_empty();
+        for (live, _, one) in placed {
+            self.end_sync(live, durable)?;
+            drop(one);
+        }
+        Ok(moved)
+    }
+
+    fn flush_appended(&self) -> Result<Lsn, Error> {
+        let last = self.log.next_lsn().previous();
+        self.flush_log(last)?;
+        Ok(last)
+    }
+
+    /// Writes the blocks of a chunk's overlay that are durable in the log to the file. `None` when
+    /// there is nothing to write.
+    fn place_overlay(&self, live: &Live, durable: Lsn) -> Result<Option<Syncing>, Error> {
+        self.locked(live, |core, state| {
+            let entry = match core.settled_entry(How::Blocking, live, state) {
+                Err(Stop::Failed(Error::NoSuchChunk(_))) => return Ok(None),
+                other => other?,
+            };
+            let wanted = state.overlay.range(0..BLOCKS_MAX);
+            let wanted: Vec<u32> = wanted
+                .filter(|(_, block)| block.last() <= durable)
+                .map(|(number, _)| number)
+                .collect();
+            if wanted.is_empty() {
+                return Ok(None);
+            }
+            let file = core.file_or_new(live.chunk, state, &entry)?;
+            let placed = core.place_blocks(live, state, &entry, &file, &wanted);
+            if placed.is_err() {
+                // Data may be there whose checksums are not.
+                state.unsettled = true;
+            }
+            placed?;
+            count(&core.counts.moved_blocks, wanted.len());
+            state.unsynced_file |= !entry.flags.has(crate::entry::EntryFlags::HAS_FILE);
+            let mut syncing = begin_sync(state);
+            syncing.file = Some(file);
+            Ok(Some(syncing))
+        })
+    }
+
+    fn place_blocks(
+        &self,
+        live: &Live,
+        state: &mut ChunkState,
+        entry: &Entry,
+        file: &ChunkFile,
+        wanted: &[u32],
+    ) -> Result<(), Error> {
+        let mut run = Run::default();
+        for number in wanted {
+            if run.end() != Some(*number) || run.bytes.len() >= RUN_LEN_MAX {
+                run.write(file).map_err(|e| self.io("move bytes", &e))?;
+                run = Run::default();
+            }
+            let whole = state.overlay.get(*number).and_then(|block| {
+                let (bytes, checksum) = block.whole()?;
+                Some((bytes.to_vec(), checksum))
+            });
+            let (bytes, checksum) = match whole {
+                Some(whole) => whole,
+                None => self.merged_block(live, state, entry, *number)?,
+            };
+            run.push(*number, &bytes, checksum);
+        }
+        run.write(file).map_err(|e| self.io("move bytes", &e))
+    }
+
+    fn merged_block(
+        &self,
+        live: &Live,
+        state: &mut ChunkState,
+        entry: &Entry,
+        number: u32,
+    ) -> Result<(Vec<u8>, u32), Error> {
+        let (mut bytes, sound) = match self.base_block(live.chunk, state, entry, number) {
+            Ok(bytes) => (bytes, true),
+            // The block stays bad, so that whoever reads it has it repaired; the log must not wait
+            // for that.
+            Err(Error::BadBlock { .. }) => (vec![0; BLOCK_LEN], false),
+            Err(error) => return Err(error),
+        };
+        if let Some(block) = state.overlay.get(number) {
+            block.lay_over(&mut bytes);
+        }
+        let checksum = if sound { crc32c(&bytes) } else { BAD_CHECKSUM };
+        Ok((bytes, checksum))
+    }
+
+    /// Makes the index durable and releases what the log holds beyond that.
+    pub(crate) fn write_checkpoint(&self) -> Result<(), Error> {
+        let checkpoint = self.checkpoint.lock();
+        let (changes, next, floor, dirs) = {
+            let _gate = self.gate.write();
+            let next = self.log.next_lsn();
+            let floor = self.holds.lock().oldest().unwrap_or(next).min(next);
+            let dirs = std::mem::take(&mut *self.unsynced_dirs.lock());
+            (self.index.lock().take_changes(), next, floor, dirs)
+        };
+        let outcome = (|| {
+            // The index must not know of records that a crash can still take.
+            self.flush_log(next.previous())?;
+            for dir in &dirs {
+                self.dirs[*dir]
+                    .sync_dir()
+                    .map_err(|error| self.io("sync a directory", &error))?;
+            }
+            if changes.is_empty() {
+                return Ok(());
+            }
+            let committed = checkpoint.commit(&changes);
+            committed.map_err(|error| self.io("write the index", &error))
+        })();
+        if outcome.is_err() {
+            self.index.lock().give_back(changes);
+            self.unsynced_dirs.lock().extend(dirs);
+            return outcome;
+        }
+        self.log.release(floor);
+        Ok(())
+    }
+
+    /// A look at what there is to do: much at once when room is short, else what has waited long.
+    fn look(&self, round: &mut Round) -> Result<(), Error> {
+        let overlay_bytes = self.holds.lock().overlay_bytes();
+        let log_bytes = self.log.bytes_in_use();
+        let short = overlay_bytes > self.options.overlay_bytes_max / 4
+            || log_bytes > self.log.bytes_bound() / 4;
+        round.number += 1;
+        if short {
+            return self.tidy();
+        }
+        if round.number.is_multiple_of(CALM_ROUNDS) {
+            let _one = self.keeper.pass.lock();
+            self.move_before(round.seen)?;
+            round.seen = self.log.next_lsn();
+            if self.index.lock().is_changed() {
+                self.write_checkpoint()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the background work is.
+struct Round {
+    number: u32,
+    /// The log's end at the last calm round.
+    seen: Lsn,
+}
+
+/// Neighbouring blocks on their way to the file.
+#[derive(Default)]
+struct Run {
+    first: u32,
+    bytes: Vec<u8>,
+    checksums: Vec<u32>,
+}
+
+impl Run {
+    fn end(&self) -> Option<u32> {
+        let count = u32::try_from(self.checksums.len()).ok()?;
+        (count > 0).then(|| self.first + count)
+    }
+
+    fn push(&mut self, number: u32, bytes: &[u8], checksum: u32) {
+        if self.checksums.is_empty() {
+            self.first = number;
+        }
+        self.bytes.extend_from_slice(bytes);
+        self.checksums.push(checksum);
+    }
+
+    fn write(&self, file: &ChunkFile) -> std::io::Result<()> {
+        if self.checksums.is_empty() {
+            return Ok(());
+        }
+        file.write(&self.bytes, self.first * BLOCK)?;
+        file.put_table(self.first, &self.checksums)
+    }
+}
+
+/// Starts the background thread of a disk. It ends when the disk is closed or dropped.
+pub(crate) fn spawn(core: &Arc<Core>, tick: Duration) -> std::io::Result<JoinHandle<()>> {
+    let weak = Arc::downgrade(core);
+    std::thread::Builder::new()
+        .name("disk-keeper".to_owned())
+        .spawn(move || run(&weak, tick))
+}
+
+fn run(weak: &Weak<Core>, tick: Duration) {
+    let mut round = Round {
+        number: 0,
+        seen: Lsn(0),
+    };
+    while let Some(core) = weak.upgrade() {
+        {
+            let mut signal = core.keeper.signal.lock();
+            if !signal.wanted && !signal.closing {
+                core.keeper.wake.wait_for(&mut signal, tick);
+            }
+            if signal.closing {
+                return;
+            }
+            signal.wanted = false;
+        }
+        if core.check().is_err() {
+            return;
+        }
+        match core.look(&mut round) {
+            Ok(()) => {}
+            Err(Error::DiskFailed { .. } | Error::Closed) => return,
+            Err(error) => {
+                tracing::warn!(disk = core.index_number.0, %error, "background work is delayed");
+            }
+        }
+    }
+}
+
+/// Chunks whose bytes are moved together.
+const BATCH_CHUNKS: usize = 64;
+/// Bytes that are moved with one write.
+const RUN_LEN_MAX: usize = 1 << 20;
+/// Ticks between two rounds in which bytes move that nobody is short of room for.
+const CALM_ROUNDS: u32 = 5;
+/// Room that is waited for.
+const LARGEST_RECORD_LEN: usize = 512 << 10;
+/// How long a write waits for released log space before it looks again.
+const LOG_WAIT: Duration = Duration::from_secs(1);

@@ -1,0 +1,347 @@
+//! Loss of power at every step: what was acknowledged as stable is there bit for bit, nothing is
+//! reported as damaged that was only torn, open marks and deletions survive.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use hither_chunkstore::{Disk, Error, TrimOp, WriteOp};
+use hither_log::crash::CrashDisk;
+use hither_proto::ids::{ChainNumber, ChunkId, Epoch, LeaseId};
+
+use support::{GROUP, content, open_with, options, pattern, synced, write};
+
+/// What a byte may be after a loss: the value that is stable, or any that was written since.
+#[derive(Debug, Default, Clone)]
+struct Copy {
+    allowed: Vec<Vec<u8>>,
+    /// Highest (lease, chain) acknowledged as stable.
+    marked: bool,
+    delete: Delete,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Delete {
+    #[default]
+    No,
+    Begun,
+    Done,
+}
+
+impl Copy {
+    fn written(&mut self, offset: usize, bytes: &[u8]) {
+        if self.allowed.len() < offset + bytes.len() {
+            self.allowed.resize(offset + bytes.len(), vec![0]);
+        }
+        for (allowed, byte) in self.allowed[offset..].iter_mut().zip(bytes) {
+            allowed.push(*byte);
+        }
+    }
+
+    fn zeroed(&mut self, offset: usize, length: usize) {
+        let end = if length == 0 {
+            usize::MAX
+        } else {
+            offset + length
+        };
+        for allowed in self.allowed.iter_mut().take(end).skip(offset) {
+            allowed.push(0);
+        }
+    }
+
+    /// The newest values of a range are stable.
+    fn stable(&mut self, offset: usize, length: usize) {
+        for allowed in self.allowed.iter_mut().skip(offset).take(length) {
+            *allowed = allowed.split_off(allowed.len() - 1);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+struct Model {
+    copies: BTreeMap<u64, Copy>,
+    lease: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+
+    fn small(&mut self, bound: u32) -> u32 {
+        u32::try_from(self.below(u64::from(bound))).unwrap()
+    }
+}
+
+/// Runs until all operations are done or the disk stops.
+fn live(disk: &Disk, model: &mut Model, random: &mut Random, operations: u64) -> Result<(), Error> {
+    for _ in 0..operations {
+        let chunk = random.below(3) + 1;
+        model.lease += random.below(2);
+        let lease = model.lease;
+        match random.below(12) {
+            0..=6 => {
+                let aligned = random.below(2) == 0;
+                let offset = random.small(50_000);
+                let offset = if aligned {
+                    offset / 4096 * 4096
+                } else {
+                    offset
+                };
+                let length = match random.below(3) {
+                    0 => 1 + random.small(5000),
+                    1 => 4096 * (1 + random.small(4)),
+                    _ => 65_536 + random.small(20_000),
+                } as usize;
+                let sync = random.below(3) == 0;
+                let bytes = pattern(chunk, random.below(1000), offset, length);
+                let op = WriteOp {
+                    chain: ChainNumber(1),
+                    ..write(chunk, lease, offset, bytes.clone())
+                };
+                let copy = model.copies.entry(chunk).or_default();
+                copy.written(offset as usize, &bytes);
+                match disk.write_wait(if sync { synced(op) } else { op }) {
+                    Err(Error::Deleted(_)) if copy.delete != Delete::No => {
+                        for allowed in &mut copy.allowed {
+                            allowed.clear();
+                        }
+                        copy.allowed.clear();
+                        continue;
+                    }
+                    other => other?,
+                }
+                if sync {
+                    copy.stable(offset as usize, length);
+                    copy.marked = true;
+                }
+            }
+            7 => {
+                let (offset, length) = (
+                    random.small(60_000),
+                    [0, random.small(40_000)][usize::try_from(random.below(2)).unwrap()],
+                );
+                let copy = model.copies.entry(chunk).or_default();
+                if copy.delete != Delete::No {
+                    continue;
+                }
+                copy.zeroed(offset as usize, length as usize);
+                model.lease += 1;
+                disk.trim(&TrimOp {
+                    chunk: ChunkId(chunk),
+                    group: GROUP,
+                    lease: LeaseId(model.lease),
+                    epoch: Epoch(1),
+                    offset,
+                    length,
+                })?;
+                copy.stable(
+                    offset as usize,
+                    if length == 0 {
+                        usize::MAX
+                    } else {
+                        length as usize
+                    },
+                );
+            }
+            8 | 9 => {
+                match disk.flush_wait(&[ChunkId(chunk)]) {
+                    Err(Error::NoSuchChunk(_)) => continue,
+                    other => other?,
+                }
+                let copy = model.copies.entry(chunk).or_default();
+                copy.stable(0, usize::MAX);
+                copy.marked = disk
+                    .entry(ChunkId(chunk))
+                    .is_some_and(|entry| entry.open.is_some());
+            }
+            10 => disk.tidy()?,
+            _ => match random.below(3) {
+                0 => {
+                    let copy = model.copies.entry(chunk).or_default();
+                    copy.marked = false;
+                    disk.close_marks(&[ChunkId(chunk)], LeaseId(lease))?;
+                    copy.stable(0, usize::MAX);
+                }
+                1 => {
+                    model.lease += 1;
+                    match disk.seal(ChunkId(chunk), GROUP, LeaseId(model.lease)) {
+                        Err(Error::Deleted(_)) => {}
+                        other => drop(other?),
+                    }
+                }
+                _ if random.below(4) == 0 => {
+                    let copy = model.copies.entry(chunk).or_default();
+                    if copy.delete == Delete::No {
+                        copy.delete = Delete::Begun;
+                    }
+                    disk.delete(&[ChunkId(chunk)])?;
+                    copy.delete = Delete::Done;
+                    copy.allowed.clear();
+                }
+                _ => {}
+            },
+        }
+    }
+    Ok(())
+}
+
+/// Compares what is there with what may be, and takes it as the newest.
+fn check(disk: &Disk, model: &mut Model, context: &str) {
+    for (chunk, copy) in &mut model.copies {
+        let found = content(disk, *chunk);
+        if copy.delete == Delete::Done {
+            assert_eq!(found, Err(Error::NoSuchChunk(ChunkId(*chunk))), "{context}");
+            let late = disk.write_wait(write(*chunk, 10_000, 0, vec![1]));
+            assert_eq!(late, Err(Error::Deleted(ChunkId(*chunk))), "{context}");
+            continue;
+        }
+        let found = match found {
+            Ok(bytes) => bytes,
+            Err(Error::NoSuchChunk(_)) => bytes::Bytes::new(),
+            Err(error) => panic!("{context}: chunk {chunk}: {error}"),
+        };
+        if copy.delete == Delete::Begun && disk.entry(ChunkId(*chunk)).is_none() {
+            copy.delete = Delete::Done;
+            copy.allowed.clear();
+            continue;
+        }
+        assert!(
+            found.len() <= copy.allowed.len(),
+            "{context}: chunk {chunk} is too long: {}",
+            found.len()
+        );
+        for (at, allowed) in copy.allowed.iter_mut().enumerate() {
+            let byte = found.get(at).copied().unwrap_or(0);
+            assert!(
+                allowed.contains(&byte),
+                "{context}: chunk {chunk} byte {at}: {byte} is none of {allowed:?}, length {}",
+                found.len()
+            );
+            allowed.push(byte);
+        }
+        let open = disk
+            .entry(ChunkId(*chunk))
+            .is_some_and(|entry| entry.open.is_some());
+        assert!(
+            open || !copy.marked,
+            "{context}: the open mark of chunk {chunk} is lost"
+        );
+    }
+}
+
+fn run(seed: u64, operations: u64, stop: Option<u64>) -> (CrashDisk, Model) {
+    let memory = CrashDisk::new();
+    let mut model = Model {
+        lease: 1,
+        ..Model::default()
+    };
+    if let Some(stop) = stop {
+        memory.stop_at(stop);
+    }
+    let options = options();
+    if let Ok((_store, disk)) = open_with(&memory, &options) {
+        let outcome = live(&disk, &mut model, &mut Random(seed), operations);
+        assert!(
+            matches!(outcome, Ok(()) | Err(Error::DiskFailed { .. })),
+            "{outcome:?}"
+        );
+    }
+    (memory, model)
+}
+
+fn survives(memory: &CrashDisk, model: &Model, seed: u64, context: &str) {
+    let after = memory.power_loss(seed);
+    let mut model = model.clone();
+    let (store, disk) =
+        open_with(&after, &options()).unwrap_or_else(|error| panic!("{context}: {error}"));
+    check(&disk, &mut model, context);
+    // It goes on, and is found again.
+    let mut random = Random(seed);
+    live(&disk, &mut model, &mut random, 6).unwrap();
+    disk.tidy().unwrap();
+    store.close().unwrap();
+    drop((store, disk));
+    let (_store, disk) = open_with(&after, &options()).unwrap();
+    check(&disk, &mut model, &format!("{context}, again"));
+}
+
+#[test]
+fn every_step_survives_a_loss_of_power() {
+    for seed in 0..SEEDS {
+        let (dry, _) = run(seed, OPERATIONS, None);
+        let steps = dry.steps() + 4;
+        let first = 40;
+        for stop in (first + seed % STRIDE..=steps).step_by(usize::try_from(STRIDE).unwrap()) {
+            let (memory, model) = run(seed, OPERATIONS, Some(stop));
+            for loss in 0..2 {
+                survives(
+                    &memory,
+                    &model,
+                    loss * 1000 + stop,
+                    &format!("seed {seed} stop {stop} loss {loss}"),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn formatting_can_be_interrupted_anywhere() {
+    let dry = CrashDisk::new();
+    drop(open_with(&dry, &options()).unwrap());
+    for stop in 1..=dry.steps() + 2 {
+        let memory = CrashDisk::new();
+        memory.stop_at(stop);
+        let _ = open_with(&memory, &options());
+        let after = memory.power_loss(stop);
+        let (_store, disk) =
+            open_with(&after, &options()).unwrap_or_else(|error| panic!("stop {stop}: {error}"));
+        disk.write_wait(write(1, 1, 0, vec![1; 100])).unwrap();
+    }
+}
+
+#[test]
+fn many_losses_in_a_row() {
+    for seed in 0..20 {
+        let mut memory = CrashDisk::new();
+        let mut model = Model {
+            lease: 1,
+            ..Model::default()
+        };
+        let mut random = Random(seed);
+        drop(open_with(&memory, &options()).unwrap());
+        for round in 0..8 {
+            memory.stop_at(memory.steps() + 20 + random.below(120));
+            let context = format!("seed {seed} round {round}");
+            if let Ok((_store, disk)) = open_with(&memory, &options()) {
+                let outcome = live(&disk, &mut model, &mut random, 25);
+                assert!(
+                    matches!(outcome, Ok(()) | Err(Error::DiskFailed { .. })),
+                    "{context}: {outcome:?}"
+                );
+            }
+            memory = match random.below(3) {
+                0 => memory.process_death(),
+                _ => memory.power_loss(seed * 100 + round),
+            };
+            let (store, disk) =
+                open_with(&memory, &options()).unwrap_or_else(|error| panic!("{context}: {error}"));
+            check(&disk, &mut model, &context);
+            drop((store, disk));
+        }
+    }
+}
+
+/// Runs; each has other operations and looks at other steps.
+const SEEDS: u64 = 4;
+const OPERATIONS: u64 = 40;
+const STRIDE: u64 = 7;
