@@ -153,11 +153,11 @@ impl NameHash {
         Self(xxhash_rust::xxh3::xxh3_64(name))
     }
 
-    /// Directory cookie: the top 63 bits, shifted by 2 so that 0, 1 and 2 stay free for the
+    /// Directory cookie: the top 63 bits, at least 3, so that 0, 1 and 2 stay free for the
     /// start, `.` and `..`; equal cookies share a page.
     #[must_use]
     pub fn cookie(self) -> u64 {
-        (self.0 >> 1).max(2)
+        (self.0 >> 1).max(3)
     }
 }
 

@@ -1,0 +1,188 @@
+//! Mounting and unmounting.
+
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fuser::{MountOption, Session, SessionACL, SessionUnmounter};
+use hither_client::{Client, ClientConfig, FsError, StartError};
+use hither_proto::ids::{InodeId, ROOT};
+use tokio::runtime::Handle;
+
+use crate::front::Front;
+use crate::notify::Kernel;
+use crate::options::Options;
+use crate::serve::Shared;
+
+/// Why nothing was mounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// The cluster cannot be used.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The directory inside the cluster cannot be used.
+    #[error("{path} inside the cluster: {error}")]
+    Subdirectory {
+        /// The directory.
+        path: String,
+        /// What the cluster says.
+        error: FsError,
+    },
+    /// The kernel refuses.
+    #[error("mount at {directory}: {error} (is /dev/fuse there, and is the directory free?)")]
+    Kernel {
+        /// Where.
+        directory: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+}
+
+/// A mount that stands.
+pub struct Mounted {
+    client: Client,
+    unmounter: SessionUnmounter,
+    session: std::thread::JoinHandle<std::io::Result<()>>,
+}
+
+impl std::fmt::Debug for Mounted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Mounted({:?})", self.client)
+    }
+}
+
+/// Mounts the cluster (or a directory of it) at `directory`. Requests are served on the current
+/// runtime.
+///
+/// # Errors
+/// [`MountError`]; nothing is mounted then.
+pub async fn mount(
+    managers: Vec<String>,
+    subdirectory: &str,
+    directory: &Path,
+    options: &Options,
+) -> Result<Mounted, MountError> {
+    let config = client_config(managers, directory, options);
+    let kernel = Arc::new(Kernel::default());
+    let client = Client::start(config, Arc::clone(&kernel) as _).await?;
+    let root = find_root(&client, subdirectory).await?;
+    let server = Shared::new(
+        client.clone(),
+        Arc::clone(&kernel),
+        options.read_only,
+        Handle::current(),
+    );
+    let front = Front::new(Arc::new(server), root, options.kernel_read_ahead_bytes);
+    let refused = |error| MountError::Kernel {
+        directory: directory.display().to_string(),
+        error,
+    };
+    let mut session = Session::new(front, directory, &fuse_config(options)).map_err(refused)?;
+    let device = session.as_fd().try_clone_to_owned().map_err(refused)?;
+    kernel.attach(session.notifier(), device, root);
+    let unmounter = session.unmount_callable();
+    let session = std::thread::Builder::new()
+        .name("fuse".into())
+        .spawn(move || session.run())
+        .map_err(refused)?;
+    Ok(Mounted {
+        client,
+        unmounter,
+        session,
+    })
+}
+
+impl Mounted {
+    /// The client behind the mount.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Whether the mount was taken away from outside (`umount`).
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.session.is_finished()
+    }
+
+    /// Unmounts (if that has not happened), writes everything back and ends the session with the
+    /// cluster.
+    ///
+    /// # Errors
+    /// The first error of data that could not be stored.
+    pub async fn unmount(mut self) -> Result<(), FsError> {
+        if !self.session.is_finished()
+            && let Err(error) = self.unmounter.unmount()
+        {
+            tracing::debug!(%error, "already unmounted");
+        }
+        self.client.close().await
+    }
+}
+
+fn client_config(managers: Vec<String>, directory: &Path, options: &Options) -> ClientConfig {
+    let host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    ClientConfig {
+        managers,
+        node: if options.node.is_empty() {
+            host.clone()
+        } else {
+            options.node.clone()
+        },
+        host,
+        mount_point: directory.display().to_string(),
+        zone: options.zone.clone(),
+        region: options.region.clone(),
+        preferred: options.preferred.clone(),
+        failure_memory: options.failure_memory,
+        hedge: options.hedge,
+        timeout: options.timeout,
+        dirty_bytes_max: options.write_cache_bytes,
+        unsynced_bytes_max: options.unsynced_bytes,
+        read_ahead_bytes_max: options.read_ahead_bytes,
+        cached_inodes_max: options.cached_inodes,
+    }
+}
+
+async fn find_root(client: &Client, subdirectory: &str) -> Result<InodeId, MountError> {
+    let mut at = ROOT;
+    for name in subdirectory.split('/').filter(|name| !name.is_empty()) {
+        let name = Bytes::copy_from_slice(name.as_bytes());
+        let found = client.lookup(at, &name).await;
+        let found = found.map_err(|error| MountError::Subdirectory {
+            path: subdirectory.to_owned(),
+            error,
+        })?;
+        at = InodeId(found.attributes.inode.ino);
+    }
+    Ok(at)
+}
+
+fn fuse_config(options: &Options) -> fuser::Config {
+    let mut config = fuser::Config::default();
+    config
+        .mount_options
+        .push(MountOption::FSName("hither".into()));
+    config
+        .mount_options
+        .push(MountOption::Subtype("hither".into()));
+    if options.default_permissions {
+        config.mount_options.push(MountOption::DefaultPermissions);
+    }
+    if options.read_only {
+        config.mount_options.push(MountOption::RO);
+    }
+    config.acl = if options.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    };
+    config.n_threads = Some(options.threads);
+    config.clone_fd = true;
+    config
+}

@@ -1,0 +1,320 @@
+//! What stands after `-o`.
+
+use std::time::Duration;
+
+use hither_labels::{MountOption, PreferredLabels, split_mount_options};
+
+/// One option for the table in `--help` and the documentation.
+#[derive(Debug, Clone, Copy)]
+pub struct Described {
+    /// Name, with `=` where it takes a value.
+    pub name: &'static str,
+    /// Default, as text.
+    pub default: &'static str,
+    /// What it does.
+    pub effect: &'static str,
+}
+
+/// All options this mount knows, in the order they are shown.
+pub const TABLE: &[Described] = &[
+    Described {
+        name: "preflabels=",
+        default: "none",
+        effect: "label expressions of the servers to prefer, most preferred first, separated by ';' (or ',')",
+    },
+    Described {
+        name: "mfspreflabels=",
+        default: "none",
+        effect: "another name of preflabels",
+    },
+    Described {
+        name: "clientZone=",
+        default: "unknown",
+        effect: "zone this mount runs in: orders servers that are preferred alike by distance",
+    },
+    Described {
+        name: "clientRegion=",
+        default: "unknown",
+        effect: "region this mount runs in, for the locality counters",
+    },
+    Described {
+        name: "clientNode=",
+        default: "unknown",
+        effect: "node this mount runs on, for the locality counters",
+    },
+    Described {
+        name: "ro",
+        default: "off",
+        effect: "refuse everything that changes something",
+    },
+    Described {
+        name: "allow_other",
+        default: "off",
+        effect: "let other users use the mount",
+    },
+    Described {
+        name: "default_permissions",
+        default: "on",
+        effect: "let the kernel check permissions by mode and owner",
+    },
+    Described {
+        name: "failureMemory=",
+        default: "on",
+        effect: "ask servers that failed last until they answer again; off: the order of the list alone",
+    },
+    Described {
+        name: "hedge=",
+        default: "on",
+        effect: "ask a second server when the first is slower than usual",
+    },
+    Described {
+        name: "timeout=",
+        default: "30s",
+        effect: "longest wait of an operation for the cluster; then it fails",
+    },
+    Described {
+        name: "writeCache=",
+        default: "64MiB",
+        effect: "bytes written that may wait for the chunkservers",
+    },
+    Described {
+        name: "unsyncedCache=",
+        default: "64MiB",
+        effect: "bytes kept for resending until they are on stable storage",
+    },
+    Described {
+        name: "readAhead=",
+        default: "64MiB",
+        effect: "bytes read ahead of sequential readers; 0: none",
+    },
+    Described {
+        name: "cachedInodes=",
+        default: "200000",
+        effect: "inodes whose attributes and names are kept",
+    },
+    Described {
+        name: "kernelReadAhead=",
+        default: "1MiB",
+        effect: "bytes the kernel reads ahead of a file",
+    },
+    Described {
+        name: "threads=",
+        default: "2",
+        effect: "threads that take requests from the kernel",
+    },
+];
+
+/// Options other programs pass that mean nothing here.
+const IGNORED: &[&str] = &[
+    "rw", "defaults", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "nosuid",
+    "suid", "nodev", "dev", "noexec", "exec", "noatime", "relatime", "atime", "async", "sync",
+    "dirsync", "fsname", "subtype",
+];
+
+/// The options of one mount.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs, reason = "described in TABLE")]
+pub struct Options {
+    pub preferred: PreferredLabels,
+    pub zone: String,
+    pub region: String,
+    pub node: String,
+    pub read_only: bool,
+    pub allow_other: bool,
+    pub default_permissions: bool,
+    pub failure_memory: bool,
+    pub hedge: bool,
+    pub timeout: Duration,
+    pub write_cache_bytes: usize,
+    pub unsynced_bytes: usize,
+    pub read_ahead_bytes: usize,
+    pub cached_inodes: usize,
+    pub kernel_read_ahead_bytes: u32,
+    pub threads: usize,
+    /// Things to tell the user that do not stop the mount.
+    pub warnings: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            preferred: PreferredLabels::NONE,
+            zone: String::new(),
+            region: String::new(),
+            node: String::new(),
+            read_only: false,
+            allow_other: false,
+            default_permissions: true,
+            failure_memory: true,
+            hedge: true,
+            timeout: Duration::from_secs(30),
+            write_cache_bytes: 64 << 20,
+            unsynced_bytes: 64 << 20,
+            read_ahead_bytes: 64 << 20,
+            cached_inodes: 200_000,
+            kernel_read_ahead_bytes: 1 << 20,
+            threads: 2,
+            warnings: Vec::new(),
+        }
+    }
+}
+
+/// Why the options cannot be used. The text says where and what to write instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct OptionsError(String);
+
+impl Options {
+    /// Reads what stands after `-o`.
+    ///
+    /// # Errors
+    /// [`OptionsError`]: nothing may be mounted then.
+    pub fn parse(text: &str) -> Result<Self, OptionsError> {
+        let mut options = Self::default();
+        if text.is_empty() {
+            return Ok(options);
+        }
+        let split = split_mount_options(text, is_known).map_err(|e| OptionsError(e.to_string()))?;
+        for option in &split {
+            options.take(option)?;
+        }
+        Ok(options)
+    }
+
+    fn take(&mut self, option: &MountOption) -> Result<(), OptionsError> {
+        if option.is_preferred_labels() {
+            return self.take_preferred(option);
+        }
+        let value = option.value.as_deref().unwrap_or("");
+        let name = option.name.as_str();
+        match name {
+            "clientZone" => self.zone = value.to_owned(),
+            "clientRegion" => self.region = value.to_owned(),
+            "clientNode" => self.node = value.to_owned(),
+            "ro" => self.read_only = true,
+            "rw" => self.read_only = false,
+            "allow_other" => self.allow_other = true,
+            "default_permissions" => self.default_permissions = true,
+            "failureMemory" => self.failure_memory = switch(name, value)?,
+            "hedge" => self.hedge = switch(name, value)?,
+            "timeout" => self.timeout = duration(name, value)?,
+            "writeCache" => self.write_cache_bytes = size(name, value)?,
+            "unsyncedCache" => self.unsynced_bytes = size(name, value)?,
+            "readAhead" => self.read_ahead_bytes = size(name, value)?,
+            "cachedInodes" => self.cached_inodes = size(name, value)?,
+            "kernelReadAhead" => {
+                let bytes = size(name, value)?;
+                self.kernel_read_ahead_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+            }
+            "threads" => self.threads = size(name, value)?.clamp(1, 64),
+            _ if IGNORED.contains(&name) || name.starts_with("x-") => {}
+            _ => {
+                return Err(OptionsError(format!(
+                    "unknown mount option {name:?}: `hither mount --help` lists all"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn take_preferred(&mut self, option: &MountOption) -> Result<(), OptionsError> {
+        let value = option.value.as_deref().unwrap_or("");
+        let parsed = PreferredLabels::parse(value)
+            .map_err(|e| OptionsError(format!("{}:\n{e}", option.name)))?;
+        self.preferred = parsed.value;
+        self.warnings
+            .extend(parsed.warnings.iter().map(ToString::to_string));
+        Ok(())
+    }
+}
+
+fn is_known(name: &str) -> bool {
+    let ours = TABLE
+        .iter()
+        .any(|known| known.name.trim_end_matches('=') == name);
+    ours || IGNORED.contains(&name) || name.starts_with("x-")
+}
+
+fn switch(name: &str, value: &str) -> Result<bool, OptionsError> {
+    match value {
+        "on" | "yes" | "true" | "1" | "" => Ok(true),
+        "off" | "no" | "false" | "0" => Ok(false),
+        _ => Err(OptionsError(format!("{name}={value}: write on or off"))),
+    }
+}
+
+fn size(name: &str, value: &str) -> Result<usize, OptionsError> {
+    let wrong = || {
+        OptionsError(format!(
+            "{name}={value}: write a number such as 64MiB or 200000"
+        ))
+    };
+    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: usize = digits.parse().map_err(|_| wrong())?;
+    let shift = match &value[digits.len()..] {
+        "" | "B" => 0,
+        "K" | "KiB" | "k" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        _ => return Err(wrong()),
+    };
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+fn duration(name: &str, value: &str) -> Result<Duration, OptionsError> {
+    let wrong = || {
+        OptionsError(format!(
+            "{name}={value}: write a time such as 30s, 500ms or 2m"
+        ))
+    };
+    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    match &value[digits.len()..] {
+        "ms" => Ok(Duration::from_millis(number)),
+        "" | "s" => Ok(Duration::from_secs(number)),
+        "m" => number
+            .checked_mul(60)
+            .map(Duration::from_secs)
+            .ok_or_else(wrong),
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preference_list_survives_commas() {
+        let options = Options::parse("ro,preflabels=A,B,zone=eu-1a;C,timeout=500ms").unwrap();
+        assert_eq!(options.preferred.expressions().len(), 4);
+        assert!(options.read_only);
+        assert_eq!(options.timeout, Duration::from_millis(500));
+        assert_eq!(
+            Options::parse("mfspreflabels=N;S;R")
+                .unwrap()
+                .preferred
+                .expressions()
+                .len(),
+            3
+        );
+    }
+
+    #[test]
+    fn a_list_that_does_not_parse_shows_a_caret() {
+        let error = Options::parse("preflabels=A&").unwrap_err().to_string();
+        assert!(error.contains('^'), "{error}");
+        assert!(Options::parse("preflabels=@4+1").is_err());
+        let error = Options::parse("cahce=4").unwrap_err().to_string();
+        assert!(error.contains("cahce"), "{error}");
+        assert!(Options::parse("timeout=soon").is_err());
+        assert!(Options::parse("hedge=maybe").is_err());
+        assert!(Options::parse("writeCache=1Q").is_err());
+    }
+
+    #[test]
+    fn what_fstab_adds_is_ignored() {
+        let options = Options::parse("rw,nosuid,nodev,_netdev,x-systemd.automount").unwrap();
+        assert_eq!(options, Options::default());
+    }
+}
