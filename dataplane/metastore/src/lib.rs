@@ -10,19 +10,28 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod codec;
 #[cfg(feature = "test-util")]
 pub mod conformance;
 mod dump;
-pub mod embedded;
+mod embedded;
 mod error;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod store;
 mod types;
 mod watch;
 
 pub use crate::batch::{BATCH_BYTES_MAX, Batch, Precondition};
 pub use crate::dump::{DumpSummary, LOADING_KEY, dump, load};
-pub use crate::embedded::{EmbeddedOptions, EmbeddedStore};
+pub use crate::embedded::{EmbeddedOptions, EmbeddedSnapshot, EmbeddedStore};
 pub use crate::error::Error;
+#[cfg(all(feature = "etcd", feature = "test-util"))]
+pub use crate::etcd::EtcdFaults;
+#[cfg(feature = "etcd-tls")]
+pub use crate::etcd::EtcdTls;
+#[cfg(feature = "etcd")]
+pub use crate::etcd::{EtcdOptions, EtcdSnapshot, EtcdStore};
 pub use crate::store::{MetaStore, Snapshot};
 pub use crate::types::{
     Entry, KEY_BYTES_MAX, KeyRange, Revision, SCAN_ENTRIES_MAX, ScanPage, VALUE_BYTES_MAX,

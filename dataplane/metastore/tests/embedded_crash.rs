@@ -35,7 +35,12 @@ impl Model {
                 .states
                 .iter()
                 .rposition(|state| *state == found)
-                .unwrap_or_else(|| panic!("{context}: a state that never was: {found:?}"));
+                .unwrap_or_else(|| {
+                    panic!(
+                        "{context}: a state that never was: {:?}",
+                        found.get(&b"last"[..])
+                    )
+                });
             assert!(
                 at >= self.acknowledged,
                 "{context}: {at} < {}",

@@ -8,7 +8,7 @@ use futures::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::embedded::commit::Commit;
+use crate::codec::{Commit, changes_within};
 use crate::types::{KeyRange, Revision};
 use crate::watch::{Change, Watch, WatchItem};
 
@@ -142,33 +142,6 @@ impl Follower {
             self.receiver.changed().await.ok()?;
         }
     }
-}
-
-fn changes_within(commit: &Commit, range: &KeyRange) -> Vec<Change> {
-    let mut changes = Vec::new();
-    for deleted in &commit.range_deletes {
-        let range = deleted.intersection(range);
-        if !range.is_empty() {
-            changes.push(Change::RangeDeleted { range });
-        }
-    }
-    let start = commit
-        .changes
-        .partition_point(|(key, _)| *key < range.start);
-    for (key, value) in commit.changes.iter().skip(start) {
-        if !range.contains(key) {
-            break;
-        }
-        let key = key.clone();
-        changes.push(match value {
-            Some(value) => Change::Put {
-                key,
-                value: value.clone(),
-            },
-            None => Change::Deleted { key },
-        });
-    }
-    changes
 }
 
 #[cfg(test)]

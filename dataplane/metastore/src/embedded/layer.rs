@@ -5,7 +5,7 @@ use std::ops::Bound;
 
 use bytes::Bytes;
 
-use crate::embedded::commit::Commit;
+use crate::codec::Commit;
 use crate::types::{KeyRange, Revision, Versioned};
 
 /// What a layer says about a key.

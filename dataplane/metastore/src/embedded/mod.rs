@@ -9,7 +9,6 @@
 //! Locks are taken in the order `checkpointing`, `ordering`, `view`.
 
 mod checkpoint;
-mod commit;
 mod history;
 mod identity;
 mod layer;
@@ -29,8 +28,8 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, oneshot};
 
 use crate::batch::Batch;
+use crate::codec::{Commit, encode_body};
 use crate::embedded::checkpoint::Trigger;
-use crate::embedded::commit::{Commit, encode_body};
 use crate::embedded::history::History;
 use crate::embedded::identity::{Identity, StoreState};
 use crate::embedded::layer::Layer;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hither_log::Lsn;
 use tokio::sync::oneshot;
 
-use crate::embedded::commit::Commit;
+use crate::codec::Commit;
 use crate::error::Error;
 use crate::types::{Revision, Versioned};
 

@@ -1,9 +1,10 @@
-//! A commit and its record in the log.
+//! A commit, and its bytes in the log and in redo records.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::batch::Batch;
 use crate::types::{KEY_BYTES_MAX, KeyRange, Revision, Versioned};
+use crate::watch::Change;
 
 /// The changes of a batch that was found to be valid, and its number.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,6 +111,34 @@ pub(crate) fn encode_body(batch: &Batch) -> Bytes {
         bytes.put_slice(value.as_deref().unwrap_or_default());
     }
     bytes.freeze()
+}
+
+/// The changes of a commit inside `range`: range deletes cut to it first, then keys in order.
+pub(crate) fn changes_within(commit: &Commit, range: &KeyRange) -> Vec<Change> {
+    let mut changes = Vec::new();
+    for deleted in &commit.range_deletes {
+        let range = deleted.intersection(range);
+        if !range.is_empty() {
+            changes.push(Change::RangeDeleted { range });
+        }
+    }
+    let start = commit
+        .changes
+        .partition_point(|(key, _)| *key < range.start);
+    for (key, value) in commit.changes.iter().skip(start) {
+        if !range.contains(key) {
+            break;
+        }
+        let key = key.clone();
+        changes.push(match value {
+            Some(value) => Change::Put {
+                key,
+                value: value.clone(),
+            },
+            None => Change::Deleted { key },
+        });
+    }
+    changes
 }
 
 fn length(length: usize) -> u32 {
