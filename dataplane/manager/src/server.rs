@@ -1,6 +1,7 @@
 //! The manager's one task: takes things in, decides, stores, publishes.
 
 mod admin;
+mod dump;
 mod publish;
 
 use std::collections::BTreeSet;
@@ -144,6 +145,7 @@ impl Manager {
             subscribers: Subscribers::new(publish),
             links: BTreeSet::new(),
             inbox: inbox.downgrade(),
+            dumps: dump::Dumps::default(),
         };
         tokio::spawn(task.run(messages));
         Ok(Self {
@@ -225,6 +227,7 @@ struct Task<S> {
     links: BTreeSet<(GroupId, u64, ChunkserverId, ChunkserverId)>,
     identity: Identity,
     inbox: mpsc::WeakSender<Message>,
+    dumps: dump::Dumps,
 }
 
 impl<S: MetaStore> Task<S> {

@@ -9,6 +9,7 @@ use fuser::{MountOption, Session, SessionACL, SessionUnmounter};
 use hither_client::{Client, ClientConfig, FsError, StartError};
 use hither_proto::ids::{InodeId, ROOT};
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 use crate::front::Front;
 use crate::notify::Kernel;
@@ -44,7 +45,7 @@ pub enum MountError {
 pub struct Mounted {
     client: Client,
     unmounter: SessionUnmounter,
-    session: std::thread::JoinHandle<std::io::Result<()>>,
+    ended: watch::Receiver<bool>,
 }
 
 impl std::fmt::Debug for Mounted {
@@ -83,14 +84,20 @@ pub async fn mount(
     let device = session.as_fd().try_clone_to_owned().map_err(refused)?;
     kernel.attach(session.notifier(), device, root);
     let unmounter = session.unmount_callable();
-    let session = std::thread::Builder::new()
+    let (end, ended) = watch::channel(false);
+    std::thread::Builder::new()
         .name("fuse".into())
-        .spawn(move || session.run())
+        .spawn(move || {
+            if let Err(error) = session.run() {
+                tracing::warn!(%error, "the kernel's connection ended");
+            }
+            end.send_replace(true);
+        })
         .map_err(refused)?;
     Ok(Mounted {
         client,
         unmounter,
-        session,
+        ended,
     })
 }
 
@@ -101,10 +108,11 @@ impl Mounted {
         &self.client
     }
 
-    /// Whether the mount was taken away from outside (`umount`).
-    #[must_use]
-    pub fn is_gone(&self) -> bool {
-        self.session.is_finished()
+    /// Waits until the mount is taken away from outside (`umount`).
+    pub async fn gone(&self) {
+        let mut ended = self.ended.clone();
+        // A thread that is gone has ended the mount as well.
+        let _ = ended.wait_for(|ended| *ended).await;
     }
 
     /// Unmounts (if that has not happened), writes everything back and ends the session with the
@@ -113,7 +121,7 @@ impl Mounted {
     /// # Errors
     /// The first error of data that could not be stored.
     pub async fn unmount(mut self) -> Result<(), FsError> {
-        if !self.session.is_finished()
+        if !*self.ended.borrow()
             && let Err(error) = self.unmounter.unmount()
         {
             tracing::debug!(%error, "already unmounted");

@@ -1,0 +1,35 @@
+# Every target installs what it needs on a fresh Debian machine and says so; it is quick when
+# nothing is missing.
+SHELL := /bin/bash
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
+
+.PHONY: demo test bench check build install setup
+
+setup:
+	@scripts/setup.sh
+
+# A whole cluster on this machine: three zones, every mount reads its own copy, a zone dies.
+demo: setup
+	cargo build --release --bin hither
+	scripts/demo.sh "$(CARGO_TARGET_DIR)/release/hither"
+
+check: setup
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+
+test: setup
+	cargo test --workspace --quiet
+	e2e/run.sh
+
+bench: setup
+	cargo build --release --bin hither
+	bench/run.sh "$(CARGO_TARGET_DIR)/release/hither"
+
+build:
+	cargo build --release --bin hither
+
+PREFIX ?= /usr/local
+install: build
+	install -m 755 "$(CARGO_TARGET_DIR)/release/hither" $(PREFIX)/bin/hither
+	ln -sf $(PREFIX)/bin/hither /sbin/mount.fuse.hither
