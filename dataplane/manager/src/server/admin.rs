@@ -66,6 +66,7 @@ impl<S: MetaStore> Task<S> {
                 };
                 self.answer_change(Ok(next), responder).await;
             }
+            Kind::META_DUMP => self.dumps.next(&self.store, responder),
             other => {
                 responder.fail(
                     Status::UNSUPPORTED,

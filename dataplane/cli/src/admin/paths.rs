@@ -1,0 +1,219 @@
+//! What a mount knows about its files: asked of the mount itself, through attributes named
+//! `hither.*`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use indicatif::ProgressBar;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::args::Quota;
+use crate::output::{Output, bytes, percent, table};
+
+/// A chunk as the mount describes it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Chunk {
+    index: u32,
+    chunk: u64,
+    group: u32,
+    epoch: u64,
+    servers: Vec<Server>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Server {
+    server: u64,
+    address: String,
+    zone: String,
+    labels: String,
+    rank: usize,
+    distance: u32,
+    in_flight: u32,
+    suspect: bool,
+    state: String,
+    why: String,
+}
+
+/// Counters as the mount keeps them.
+#[derive(Debug, Serialize, Deserialize)]
+struct Locality {
+    by_locality: BTreeMap<String, Traffic>,
+    by_server: BTreeMap<String, Traffic>,
+    failovers: u64,
+    hedges: u64,
+    hedge_wins: u64,
+    spills: u64,
+    suspicions: u64,
+    memory_read_bytes: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Traffic {
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    write_bytes: u64,
+}
+
+/// `hither where`.
+pub(crate) fn places(path: &Path, output: Output) -> anyhow::Result<()> {
+    let text = attribute(path, "hither.where")?;
+    let chunks: Vec<Chunk> = serde_json::from_str(&text).context("read the mount's answer")?;
+    output.print(&chunks, |chunks| {
+        let mut rows = Vec::new();
+        for chunk in chunks {
+            if chunk.servers.is_empty() {
+                let mut row = vec![chunk.index.to_string(), "hole".into()];
+                row.resize(8, String::new());
+                rows.push(row.try_into().unwrap_or_default());
+            }
+            for (place, server) in chunk.servers.iter().enumerate() {
+                rows.push([
+                    chunk.index.to_string(),
+                    format!("{:x}", chunk.chunk),
+                    (place + 1).to_string(),
+                    format!("{} {}", server.server, server.address),
+                    server.labels.clone(),
+                    server.rank.to_string(),
+                    server.distance.to_string(),
+                    server.why.clone(),
+                ]);
+            }
+        }
+        table(
+            [
+                "PIECE", "CHUNK", "ORDER", "SERVER", "LABELS", "RANK", "DISTANCE", "WHY",
+            ],
+            rows,
+        )
+    })
+}
+
+/// `hither locality`.
+pub(crate) fn locality(mount: &Path, output: Output) -> anyhow::Result<()> {
+    let text = attribute(mount, "hither.locality")?;
+    let report: Locality = serde_json::from_str(&text).context("read the mount's answer")?;
+    output.print(&report, |report| {
+        let all: u64 = report.by_locality.values().map(|t| t.read_bytes).sum();
+        let rows = report
+            .by_locality
+            .iter()
+            .map(|(name, t)| {
+                [
+                    name.clone(),
+                    t.reads.to_string(),
+                    bytes(t.read_bytes),
+                    percent(t.read_bytes, all),
+                    t.writes.to_string(),
+                    bytes(t.write_bytes),
+                ]
+            })
+            .collect();
+        let table = table(
+            ["LOCALITY", "READS", "READ", "SHARE", "WRITES", "WRITTEN"],
+            rows,
+        );
+        format!(
+            "{table}\n\nfailovers {}, hedges {} (won {}), spills {}, suspicions {}, from memory {}",
+            report.failovers,
+            report.hedges,
+            report.hedge_wins,
+            report.spills,
+            report.suspicions,
+            bytes(report.memory_read_bytes)
+        )
+    })
+}
+
+/// `hither quota`.
+pub(crate) fn quota(quota: &Quota, output: Output) -> anyhow::Result<()> {
+    let set = |name: &str, value: Option<u64>| match value {
+        Some(value) => set_attribute(&quota.path, name, &value.to_string()),
+        None => Ok(()),
+    };
+    set("hither.quota.bytes", quota.bytes)?;
+    set("hither.quota.inodes", quota.inodes)?;
+    let limit = |name: &str| -> anyhow::Result<u64> { Ok(attribute(&quota.path, name)?.parse()?) };
+    let shown = serde_json::json!({
+        "path": quota.path.display().to_string(),
+        "bytes": limit("hither.quota.bytes")?,
+        "inodes": limit("hither.quota.inodes")?,
+    });
+    output.print(&shown, |_| {
+        let text = |value: &serde_json::Value| match value.as_u64() {
+            Some(0) | None => "no limit".to_owned(),
+            Some(limit) => limit.to_string(),
+        };
+        format!(
+            "{}: bytes {}, inodes {}",
+            quota.path.display(),
+            text(&shown["bytes"]),
+            text(&shown["inodes"])
+        )
+    })
+}
+
+/// `hither sclass set NAME PATH`.
+pub(crate) fn set_class(
+    path: &Path,
+    name: &str,
+    recursive: bool,
+    output: Output,
+) -> anyhow::Result<()> {
+    let mut count = 0u64;
+    let progress = ProgressBar::new_spinner();
+    let mut todo = vec![path.to_owned()];
+    while let Some(path) = todo.pop() {
+        set_attribute(&path, "hither.class", name)?;
+        count += 1;
+        progress.set_message(format!("{count} set"));
+        progress.tick();
+        let directory = path.symlink_metadata()?.is_dir();
+        if recursive && directory {
+            for entry in std::fs::read_dir(&path)? {
+                let entry = entry?;
+                if !entry.file_type()?.is_symlink() {
+                    todo.push(entry.path());
+                }
+            }
+        }
+    }
+    progress.finish_and_clear();
+    output.done(&format!(
+        "{count} files and directories now have class {name}"
+    ));
+    Ok(())
+}
+
+fn attribute(path: &Path, name: &str) -> anyhow::Result<String> {
+    let mut value = vec![0; VALUE_BYTES_MAX];
+    match rustix::fs::getxattr(path, name, &mut value[..]) {
+        Ok(length) => {
+            value.truncate(length);
+            Ok(String::from_utf8(value)?)
+        }
+        Err(error) => Err(explain(path, error)),
+    }
+}
+
+fn set_attribute(path: &Path, name: &str, value: &str) -> anyhow::Result<()> {
+    let flags = rustix::fs::XattrFlags::empty();
+    match rustix::fs::setxattr(path, name, value.as_bytes(), flags) {
+        Ok(()) => Ok(()),
+        Err(Errno::NOENT) if path.exists() => bail!("there is no storage class {value:?}"),
+        Err(error) => Err(explain(path, error)),
+    }
+}
+
+fn explain(path: &Path, error: Errno) -> anyhow::Error {
+    let path = path.display();
+    match error {
+        Errno::OPNOTSUPP | Errno::NODATA => anyhow::anyhow!("{path} is not on a mount of hither"),
+        other => anyhow::anyhow!("{path}: {other}"),
+    }
+}
+
+/// Largest value the kernel passes.
+const VALUE_BYTES_MAX: usize = 64 << 10;

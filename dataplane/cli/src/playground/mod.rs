@@ -1,0 +1,294 @@
+//! A whole cluster as processes on this machine.
+
+mod processes;
+mod state;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use hither_managerlink::ManagerLink;
+use hither_proto::map::ServerState;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::args::{Playground, PlaygroundDown, PlaygroundUp};
+use crate::cluster;
+use crate::output::{Output, table};
+use crate::roles::terminated;
+use processes::{is_running, send, spawn, wait_gone};
+use state::{Process, State};
+
+/// Time the cluster has to get ready.
+const READY_IN: Duration = Duration::from_secs(60);
+/// Time a process has to end by itself.
+const END_IN: Duration = Duration::from_secs(20);
+
+pub(crate) async fn run(playground: Playground, output: Output) -> anyhow::Result<()> {
+    match playground {
+        Playground::Up(up) => start(up, output).await,
+        Playground::Status(at) => status(&at.dir, output),
+        Playground::Kill(n) => signal_each(
+            &n.at.dir,
+            &n.name,
+            rustix::process::Signal::KILL,
+            true,
+            output,
+        ),
+        Playground::Pause(n) => signal_each(
+            &n.at.dir,
+            &n.name,
+            rustix::process::Signal::STOP,
+            false,
+            output,
+        ),
+        Playground::Resume(n) => signal_each(
+            &n.at.dir,
+            &n.name,
+            rustix::process::Signal::CONT,
+            false,
+            output,
+        ),
+        Playground::Start(n) => restart(&n.at.dir, &n.name, output).await,
+        Playground::Down(down) => stop(&down, output),
+    }
+}
+
+async fn start(up: PlaygroundUp, output: Output) -> anyhow::Result<()> {
+    if up.store != "embedded" {
+        bail!(
+            "store {:?} is not available in this build's playground: use embedded",
+            up.store
+        );
+    }
+    if up.zones.is_empty() || up.chunkservers_per_zone == 0 {
+        bail!("a cluster needs at least one zone and one chunkserver in each");
+    }
+    let dir = &up.at.dir;
+    let mut state = match State::load(dir)? {
+        Some(state) => {
+            if state.processes.iter().any(is_running) {
+                bail!(
+                    "a playground is running in {}: end it with `hither playground down --dir {}`",
+                    dir.display(),
+                    dir.display()
+                );
+            }
+            state
+        }
+        None => State::new(&up)?,
+    };
+    for process in &mut state.processes {
+        spawn(dir, process)?;
+    }
+    state.save(dir)?;
+    wait_ready(dir, &state).await?;
+    output.print(&state, |state| {
+        format!(
+            "cluster ready: {} processes, manager at {}\n\n\
+             export HITHER_CLUSTER={}\n\
+             hither status\n\
+             hither mount {} DIRECTORY -o preflabels=zone={}",
+            state.processes.len(),
+            state.cluster,
+            state.cluster,
+            state.cluster,
+            state.zones.first().map_or("a", String::as_str),
+        )
+    })?;
+    if up.foreground {
+        terminated().await?;
+        let down = PlaygroundDown {
+            at: up.at,
+            delete: false,
+        };
+        return stop(&down, output);
+    }
+    Ok(())
+}
+
+/// Waits until the manager leads, a rank serves and every chunkserver is up.
+async fn wait_ready(dir: &Path, state: &State) -> anyhow::Result<()> {
+    let link: ManagerLink = cluster::link(Some(&state.cluster))?;
+    let wanted = state.processes.iter().filter(|p| p.zone.is_some()).count();
+    let progress = ProgressBar::new(wanted as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} chunkservers up") {
+        progress.set_style(style);
+    }
+    let deadline = Instant::now() + READY_IN;
+    let mut map = link.watch();
+    loop {
+        let (up, served, grouped) = {
+            let map = map.borrow_and_update();
+            let up = map
+                .servers()
+                .filter(|(_, s)| s.chunkserver.state == i32::from(ServerState::Up))
+                .count();
+            (
+                up,
+                map.ranks().next().is_some(),
+                map.groups().next().is_some(),
+            )
+        };
+        progress.set_position(up as u64);
+        if up >= wanted && served && grouped {
+            progress.finish_and_clear();
+            return Ok(());
+        }
+        if let Some(dead) = state.processes.iter().find(|p| !is_running(p)) {
+            let log = state::log_path(dir, &dead.name);
+            bail!("{} has ended: see {}", dead.name, log.display());
+        }
+        let changed = tokio::time::timeout(Duration::from_millis(500), map.changed()).await;
+        if changed.is_err() && Instant::now() >= deadline {
+            bail!(
+                "the cluster is not ready after {} s: see the logs in {}",
+                READY_IN.as_secs(),
+                dir.join("log").display()
+            );
+        }
+    }
+}
+
+/// A process as `status` shows it.
+#[derive(Debug, Serialize)]
+struct Shown {
+    name: String,
+    zone: String,
+    address: String,
+    pid: u32,
+    state: String,
+}
+
+fn status(dir: &Path, output: Output) -> anyhow::Result<()> {
+    let state = State::load(dir)?.with_context(|| no_playground(dir))?;
+    let all: Vec<Shown> = state
+        .processes
+        .iter()
+        .map(|process| Shown {
+            name: process.name.clone(),
+            zone: process.zone.clone().unwrap_or_default(),
+            address: process.address.clone(),
+            pid: process.pid,
+            state: processes::state_of(process).to_owned(),
+        })
+        .collect();
+    output.print(&all, |all| {
+        let rows = all
+            .iter()
+            .map(|p| {
+                [
+                    p.name.clone(),
+                    p.zone.clone(),
+                    p.address.clone(),
+                    p.pid.to_string(),
+                    p.state.clone(),
+                ]
+            })
+            .collect();
+        table(["NAME", "ZONE", "ADDRESS", "PID", "STATE"], rows)
+    })
+}
+
+fn signal_each(
+    dir: &Path,
+    name: &str,
+    signal: rustix::process::Signal,
+    ends: bool,
+    output: Output,
+) -> anyhow::Result<()> {
+    let state = State::load(dir)?.with_context(|| no_playground(dir))?;
+    let chosen = state.chosen(name)?;
+    for process in &chosen {
+        if !is_running(process) {
+            bail!("{} is not running", process.name);
+        }
+        send(process, signal)?;
+    }
+    if ends {
+        for process in &chosen {
+            wait_gone(process, END_IN)?;
+        }
+    }
+    let names: Vec<&str> = chosen.iter().map(|p| p.name.as_str()).collect();
+    output.done(&format!("{}: done", names.join(", ")));
+    Ok(())
+}
+
+async fn restart(dir: &Path, name: &str, output: Output) -> anyhow::Result<()> {
+    let mut state = State::load(dir)?.with_context(|| no_playground(dir))?;
+    let names: Vec<String> = state.chosen(name)?.iter().map(|p| p.name.clone()).collect();
+    for process in state
+        .processes
+        .iter_mut()
+        .filter(|p| names.contains(&p.name))
+    {
+        if is_running(process) {
+            bail!("{} is running", process.name);
+        }
+        spawn(dir, process)?;
+    }
+    state.save(dir)?;
+    let all_up = state.processes.iter().all(is_running);
+    if all_up {
+        wait_ready(dir, &state).await?;
+    }
+    output.done(&format!("{}: started", names.join(", ")));
+    Ok(())
+}
+
+fn stop(down: &PlaygroundDown, output: Output) -> anyhow::Result<()> {
+    let dir = &down.at.dir;
+    let Some(state) = State::load(dir)? else {
+        output.done(&format!("no playground in {}", dir.display()));
+        return Ok(());
+    };
+    // Chunkservers first: the manager need not watch them go.
+    for process in state.processes.iter().rev().filter(|p| is_running(p)) {
+        send(process, rustix::process::Signal::CONT)?;
+        send(process, rustix::process::Signal::TERM)?;
+    }
+    for process in state.processes.iter().rev() {
+        if wait_gone(process, END_IN).is_err() {
+            eprintln!(
+                "hither: {} does not end by itself: killing it",
+                process.name
+            );
+            send(process, rustix::process::Signal::KILL)?;
+            wait_gone(process, END_IN)?;
+        }
+    }
+    if down.delete {
+        std::fs::remove_dir_all(dir).with_context(|| format!("remove {}", dir.display()))?;
+    }
+    output.done("playground ended");
+    Ok(())
+}
+
+fn no_playground(dir: &Path) -> String {
+    format!(
+        "there is no playground in {}: `hither playground up` makes one",
+        dir.display()
+    )
+}
+
+impl State {
+    /// The process of that name, or all chunkservers of a zone.
+    fn chosen(&self, name: &str) -> anyhow::Result<Vec<&Process>> {
+        let named: Vec<&Process> = self.processes.iter().filter(|p| p.name == name).collect();
+        if !named.is_empty() {
+            return Ok(named);
+        }
+        let zone: Vec<&Process> = self
+            .processes
+            .iter()
+            .filter(|p| p.zone.as_deref() == Some(name))
+            .collect();
+        if zone.is_empty() {
+            let names: Vec<&str> = self.processes.iter().map(|p| p.name.as_str()).collect();
+            bail!("there is no {name:?}: there are {}", names.join(", "));
+        }
+        Ok(zone)
+    }
+}

@@ -1,0 +1,156 @@
+//! What a playground consists of, kept in its directory.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use crate::args::PlaygroundUp;
+
+/// A playground.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct State {
+    /// Address of the manager.
+    pub(super) cluster: String,
+    pub(super) zones: Vec<String>,
+    pub(super) processes: Vec<Process>,
+}
+
+/// One of its processes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Process {
+    pub(super) name: String,
+    pub(super) zone: Option<String>,
+    pub(super) address: String,
+    /// Arguments of `hither`.
+    pub(super) args: Vec<String>,
+    /// 0: never started.
+    pub(super) pid: u32,
+    /// Start time of the process in clock ticks since boot: tells it from a later one of that id.
+    pub(super) started: u64,
+}
+
+impl State {
+    /// A new playground with addresses of its own.
+    pub(super) fn new(up: &PlaygroundUp) -> anyhow::Result<Self> {
+        let dir = absolute(&up.at.dir)?;
+        let per_zone = up.chunkservers_per_zone as usize;
+        let mut free = free_addresses(&up.address, 2 + up.zones.len() * per_zone)?.into_iter();
+        let mut next = move || free.next().context("no free port");
+        let cluster = next()?;
+        let class = up.class.clone().unwrap_or_else(|| {
+            let terms: Vec<String> = up
+                .zones
+                .iter()
+                .take(9)
+                .map(|z| format!("zone={z}"))
+                .collect();
+            terms.join(",")
+        });
+        let text = |path: PathBuf| path.display().to_string();
+        let manager = Process::new(
+            "manager",
+            None,
+            &cluster,
+            &[
+                "manager",
+                "--dir",
+                &text(dir.join("meta")),
+                "--listen",
+                &cluster,
+                "--mds-listen",
+                &next()?,
+                "--default-class",
+                &class,
+            ],
+        );
+        let mut processes = vec![manager];
+        for zone in &up.zones {
+            for n in 1..=up.chunkservers_per_zone {
+                let name = format!("cs-{zone}{n}");
+                let address = next()?;
+                let args = [
+                    "chunkserver",
+                    "--disk",
+                    &text(dir.join(&name)),
+                    "--listen",
+                    &address,
+                    "--managers",
+                    &cluster,
+                    "--zone",
+                    zone,
+                    "--node",
+                    &name,
+                ];
+                processes.push(Process::new(&name, Some(zone), &address, &args));
+            }
+        }
+        Ok(Self {
+            cluster,
+            zones: up.zones.clone(),
+            processes,
+        })
+    }
+
+    /// Reads the playground of a directory, if there is one.
+    pub(super) fn load(dir: &Path) -> anyhow::Result<Option<Self>> {
+        match std::fs::read_to_string(dir.join(FILE)) {
+            Ok(text) => {
+                let state = serde_json::from_str(&text);
+                Ok(Some(state.with_context(|| {
+                    format!("read {}", dir.join(FILE).display())
+                })?))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Keeps it.
+    pub(super) fn save(&self, dir: &Path) -> anyhow::Result<()> {
+        std::fs::create_dir_all(dir)?;
+        let partial = dir.join(format!("{FILE}.new"));
+        std::fs::write(&partial, serde_json::to_string_pretty(self)?)?;
+        std::fs::rename(partial, dir.join(FILE))?;
+        Ok(())
+    }
+}
+
+impl Process {
+    fn new(name: &str, zone: Option<&String>, address: &str, args: &[&str]) -> Self {
+        Self {
+            name: name.to_owned(),
+            zone: zone.cloned(),
+            address: address.to_owned(),
+            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+            pid: 0,
+            started: 0,
+        }
+    }
+}
+
+/// Where a process writes its log.
+pub(super) fn log_path(dir: &Path, name: &str) -> PathBuf {
+    dir.join("log").join(format!("{name}.log"))
+}
+
+fn absolute(dir: &Path) -> anyhow::Result<PathBuf> {
+    std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+    Ok(std::fs::canonicalize(dir)?)
+}
+
+/// Addresses nobody listens at now; all held until all are known.
+fn free_addresses(host: &str, count: usize) -> anyhow::Result<Vec<String>> {
+    let held: Vec<TcpListener> = (0..count)
+        .map(|_| TcpListener::bind((host, 0)))
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("listen at {host}"))?;
+    held.iter()
+        .map(|socket| Ok(socket.local_addr()?.to_string()))
+        .collect()
+}
+
+const FILE: &str = "playground.json";

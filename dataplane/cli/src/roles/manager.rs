@@ -1,0 +1,177 @@
+//! The manager, with the metadata ranks where the store is embedded.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use hither_log::{LogDir, RealDir};
+use hither_manager::{Manager, ManagerConfig};
+use hither_mds::{RankConfig, RankServer};
+use hither_metastore::{EmbeddedOptions, EmbeddedStore};
+use hither_net::Identity;
+use hither_proto::ids::{MapVersion, RankId};
+use serde::Deserialize;
+
+use super::{read_config, terminated};
+use crate::args;
+
+/// Configuration of a manager.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Config {
+    /// Directory of the embedded store.
+    dir: Option<PathBuf>,
+    /// etcd endpoints, separated by commas.
+    etcd: Option<String>,
+    /// Address to listen at. Default 127.0.0.1:7650.
+    listen: String,
+    /// Address to tell others; empty: the one listened at.
+    advertise: String,
+    /// Address of the metadata ranks in this process. Default: port 7651 and up.
+    mds_listen: String,
+    /// Metadata ranks in this process, 0 or 1 for now; only with the embedded store.
+    ranks: u16,
+    /// Storage class of the root directory of a new cluster. Default: two copies anywhere.
+    default_class: String,
+    /// Labels count only inside a client's own zone.
+    locations: bool,
+    /// Milliseconds a mount's session lives without renewal. Default 15000.
+    session_lease_ms: u64,
+    /// Answer changes before they are in the store (to their own mount only).
+    early_answers: bool,
+    /// Inodes a rank keeps in memory.
+    cached_inodes_max: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            etcd: None,
+            listen: "127.0.0.1:7650".into(),
+            advertise: String::new(),
+            mds_listen: "127.0.0.1:7651".into(),
+            ranks: 1,
+            default_class: "2".into(),
+            locations: false,
+            session_lease_ms: 15_000,
+            early_answers: true,
+            cached_inodes_max: 1_000_000,
+        }
+    }
+}
+
+/// Runs until SIGTERM.
+pub(crate) async fn run(args: args::Manager) -> anyhow::Result<()> {
+    let mut config: Config = read_config(args.config.as_deref())?;
+    config.dir = args.dir.or(config.dir);
+    config.etcd = args.etcd.or(config.etcd);
+    config.listen = args.listen.unwrap_or(config.listen);
+    config.advertise = args.advertise.unwrap_or(config.advertise);
+    config.mds_listen = args.mds_listen.unwrap_or(config.mds_listen);
+    config.ranks = args.ranks.unwrap_or(config.ranks);
+    config.default_class = args.default_class.unwrap_or(config.default_class);
+    if config.ranks > 1 {
+        bail!("one metadata rank for now: several active ranks come later");
+    }
+    match (&config.dir, &config.etcd) {
+        (Some(_), Some(_)) => bail!("give either --dir (embedded store) or --etcd, not both"),
+        (None, None) => bail!("where is the metadata store? give --dir DIRECTORY or --etcd URLS"),
+        (Some(dir), None) => {
+            let dir: Arc<dyn LogDir> =
+                Arc::new(RealDir::open(dir).with_context(|| format!("open {}", dir.display()))?);
+            let store = EmbeddedStore::open(&dir, EmbeddedOptions::default())
+                .context("open the embedded metadata store")?;
+            with_store(&config, Arc::new(store), true).await
+        }
+        (None, Some(urls)) => with_etcd(&config, urls).await,
+    }
+}
+
+#[cfg(feature = "etcd")]
+async fn with_etcd(config: &Config, urls: &str) -> anyhow::Result<()> {
+    let store = super::mds::open_etcd(urls).await?;
+    let config = Config {
+        ranks: 0,
+        ..config.clone()
+    };
+    with_store(&config, Arc::new(store), false).await
+}
+
+#[cfg(not(feature = "etcd"))]
+async fn with_etcd(_: &Config, _: &str) -> anyhow::Result<()> {
+    std::future::ready(()).await;
+    bail!("this build has no etcd backend: build with `--features etcd`")
+}
+
+async fn with_store<S: hither_metastore::MetaStore>(
+    config: &Config,
+    store: Arc<S>,
+    embedded: bool,
+) -> anyhow::Result<()> {
+    let session_lease = Duration::from_millis(config.session_lease_ms);
+    let manager = Manager::start(
+        ManagerConfig {
+            listen: config.listen.clone(),
+            advertise: config.advertise.clone(),
+            store_is_exclusive: embedded,
+            locations: config.locations,
+            session_lease,
+            default_class: config.default_class.clone(),
+            store_name: if embedded { "embedded" } else { "etcd" }.into(),
+        },
+        Arc::clone(&store),
+    )
+    .await?;
+    let mut rank = None;
+    if embedded && config.ranks > 0 {
+        rank = Some(start_rank(config, &manager, store, session_lease).await?);
+    }
+    println!("manager ready at {}", manager.address());
+    terminated().await?;
+    if let Some(rank) = rank {
+        rank.shutdown().await;
+    }
+    manager.shutdown().await;
+    Ok(())
+}
+
+async fn start_rank<S: hither_metastore::MetaStore>(
+    config: &Config,
+    manager: &Manager,
+    store: Arc<S>,
+    session_lease: Duration,
+) -> anyhow::Result<RankServer> {
+    let mut map = manager.map();
+    let first = {
+        let ready = map.wait_for(|map| map.version() > MapVersion(0)).await;
+        Arc::clone(&*ready.context("wait for the first cluster map")?)
+    };
+    let default_class = first.classes().next().map_or(1, |(id, _)| id.0);
+    let identity = Identity {
+        cluster_id: bytes::Bytes::copy_from_slice(first.cluster_id()),
+        boot_id: rand::random(),
+        ..Identity::default()
+    };
+    let rank = RankServer::start(
+        RankConfig {
+            rank: RankId(0),
+            listen: config.mds_listen.clone(),
+            session_lease,
+            early_answers: config.early_answers,
+            cached_inodes_max: config.cached_inodes_max,
+            default_class,
+        },
+        identity,
+        store,
+        manager.map(),
+        manager.unreachable_reporter(),
+    )
+    .await?;
+    let address = rank.address().to_string();
+    manager
+        .announce_rank(RankId(0), address, rank.epoch().0)
+        .await;
+    Ok(rank)
+}

@@ -1,0 +1,43 @@
+//! The roles of a cluster.
+
+pub(crate) mod chunkserver;
+pub(crate) mod manager;
+pub(crate) mod mds;
+pub(crate) mod mount;
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::de::DeserializeOwned;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Reads a configuration file; keys nobody knows are told and ignored.
+pub(crate) fn read_config<T: DeserializeOwned + Default>(path: Option<&Path>) -> anyhow::Result<T> {
+    let Some(path) = path else {
+        return Ok(T::default());
+    };
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("read configuration {}", path.display()))?;
+    serde_saphyr::from_str(&text)
+        .with_context(|| format!("configuration {} cannot be used", path.display()))
+}
+
+/// Waits for SIGTERM or SIGINT.
+pub(crate) async fn terminated() -> anyhow::Result<()> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
+
+/// Addresses separated by commas.
+pub(crate) fn addresses(text: &str) -> Vec<String> {
+    text.split(',')
+        .map(str::trim)
+        .filter(|a| !a.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
