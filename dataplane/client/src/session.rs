@@ -406,8 +406,9 @@ impl Session {
     }
 
     async fn open_on(&self, connection: &Arc<Connection>) -> Result<(), NetError> {
+        let known = self.id() != 0;
         let mut opened = self.say_open(connection).await?;
-        if self.id() != 0 && !opened.resumed {
+        if known && !opened.resumed {
             tracing::warn!(rank = %self.rank, "the session was ended by the server");
             {
                 let mut state = self.state.lock();

@@ -1,15 +1,176 @@
 //! A metadata server of its own, where the store is outside the manager.
 
-use anyhow::bail;
+#[cfg(feature = "etcd")]
+pub(crate) use with_etcd::{open_etcd, run};
 
-use crate::args;
-
-/// Runs until SIGTERM.
 #[cfg(not(feature = "etcd"))]
-pub(crate) async fn run(_: args::Mds) -> anyhow::Result<()> {
-    std::future::ready(()).await;
-    bail!(
-        "with the embedded store the manager carries the metadata ranks; this build has no etcd \
-         backend (build with `--features etcd`)"
-    )
+pub(crate) use without_etcd::run;
+
+#[cfg(not(feature = "etcd"))]
+mod without_etcd {
+    use anyhow::bail;
+
+    use crate::args;
+
+    /// Says that this build cannot.
+    pub(crate) async fn run(_: args::Mds) -> anyhow::Result<()> {
+        std::future::ready(()).await;
+        bail!(
+            "with the embedded store the manager carries the metadata ranks; this build has no \
+             etcd backend (build with `--features etcd`)"
+        )
+    }
+}
+
+#[cfg(feature = "etcd")]
+mod with_etcd {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use anyhow::{Context as _, bail};
+    use hither_managerlink::ManagerLink;
+    use hither_mds::{RankConfig, RankServer};
+    use hither_metastore::{EtcdOptions, EtcdStore};
+    use hither_net::Identity;
+    use hither_proto::common::Role;
+    use hither_proto::ids::{MapVersion, RankId};
+    use hither_proto::kind::Kind;
+    use hither_proto::manager::{RankBeat, ReportUnreachable};
+    use serde::Deserialize;
+
+    use crate::args;
+    use crate::roles::{addresses, read_config, terminated};
+
+    /// Configuration of a metadata server.
+    #[derive(Debug, Clone, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Config {
+        /// Rank to serve.
+        rank: u16,
+        /// etcd endpoints, separated by commas.
+        etcd: String,
+        /// Address to listen at. Default 127.0.0.1:7651.
+        listen: String,
+        /// Addresses of managers, separated by commas.
+        managers: String,
+        /// Answer changes before they are in the store (to their own mount only).
+        early_answers: bool,
+        /// Inodes kept in memory.
+        cached_inodes_max: usize,
+    }
+
+    impl Default for Config {
+        fn default() -> Self {
+            Self {
+                rank: 0,
+                etcd: String::new(),
+                listen: "127.0.0.1:7651".into(),
+                managers: "127.0.0.1:7650".into(),
+                early_answers: true,
+                cached_inodes_max: 1_000_000,
+            }
+        }
+    }
+
+    /// Connects to etcd; everything of the cluster is under one prefix.
+    pub(crate) async fn open_etcd(urls: &str) -> anyhow::Result<EtcdStore> {
+        let options = EtcdOptions::new(addresses(urls), "hither/");
+        EtcdStore::connect(options)
+            .await
+            .with_context(|| format!("connect to etcd at {urls}"))
+    }
+
+    /// Runs until SIGTERM, or until another process has taken the rank.
+    pub(crate) async fn run(args: args::Mds) -> anyhow::Result<()> {
+        let mut config: Config = read_config(args.config.as_deref())?;
+        config.rank = args.rank.unwrap_or(config.rank);
+        config.etcd = args.etcd.unwrap_or(config.etcd);
+        config.listen = args.listen.unwrap_or(config.listen);
+        config.managers = args.managers.unwrap_or(config.managers);
+        if config.etcd.is_empty() {
+            bail!("where is the metadata store? give --etcd URLS");
+        }
+        let store = Arc::new(open_etcd(&config.etcd).await?);
+        let identity = Identity {
+            role: Role::Mds,
+            boot_id: rand::random(),
+            ..Identity::default()
+        };
+        let link = ManagerLink::start(addresses(&config.managers), identity.clone(), "");
+        let first = link
+            .at_least(MapVersion(1), START_IN)
+            .await
+            .context("find a manager")?;
+        let default_class = first.classes().next().map_or(1, |(id, _)| id.0);
+        let rank = RankServer::start(
+            RankConfig {
+                rank: RankId(config.rank),
+                listen: config.listen.clone(),
+                session_lease: Duration::from_millis(u64::from(first.session_lease_ms())),
+                early_answers: config.early_answers,
+                cached_inodes_max: config.cached_inodes_max,
+                default_class,
+            },
+            Identity {
+                cluster_id: bytes::Bytes::copy_from_slice(first.cluster_id()),
+                ..identity.clone()
+            },
+            store,
+            link.watch(),
+            reporter(&link),
+        )
+        .await?;
+        println!("metadata rank {} ready at {}", config.rank, rank.address());
+        let beat = RankBeat {
+            rank: u32::from(config.rank),
+            address: rank.address().to_string(),
+            epoch: rank.epoch().0,
+            boot_id: identity.boot_id,
+        };
+        let beats = tokio::spawn(beat_on(link, beat));
+        let fenced = tokio::select! {
+            ended = terminated() => { ended?; false }
+            () = rank.fenced() => true,
+        };
+        beats.abort();
+        if fenced {
+            bail!("another process serves rank {} now", config.rank);
+        }
+        rank.shutdown().await;
+        Ok(())
+    }
+
+    /// Says again and again where the rank is: the manager forgets it when it restarts.
+    async fn beat_on(link: ManagerLink, beat: RankBeat) {
+        loop {
+            if let Err(error) = link.call(Kind::RANK_BEAT, &beat, BEAT).await {
+                tracing::debug!(%error, "no manager takes the beat");
+            }
+            tokio::time::sleep(BEAT).await;
+        }
+    }
+
+    fn reporter(link: &ManagerLink) -> Box<dyn Fn(u64, u32, u64) + Send + Sync> {
+        let link = link.clone();
+        Box::new(move |to, group, epoch| {
+            let link = link.clone();
+            tokio::spawn(async move {
+                let report = ReportUnreachable {
+                    from: 0,
+                    to,
+                    group,
+                    epoch,
+                    links: Vec::new(),
+                };
+                if let Err(error) = link.call(Kind::REPORT_UNREACHABLE, &report, BEAT).await {
+                    tracing::debug!(%error, "a report was not taken");
+                }
+            });
+        })
+    }
+
+    /// Time to find a manager at the start.
+    const START_IN: Duration = Duration::from_secs(60);
+    /// How often the rank says where it is.
+    const BEAT: Duration = Duration::from_secs(1);
 }
