@@ -11,7 +11,7 @@ setup:
 # A whole cluster on this machine: three zones, every mount reads its own copy, a zone dies.
 demo: setup
 	cargo build --release --bin hither
-	scripts/demo.sh "$(CARGO_TARGET_DIR)/release/hither"
+	python3 scripts/demo.py "$(CARGO_TARGET_DIR)/release/hither" $(if $(KEEP),--keep)
 
 check: setup
 	cargo fmt --all --check

@@ -34,12 +34,7 @@ impl Core {
         self.need_quota(dir, u64::from(op.open_for_write), 1)?;
         self.need_recalls_for_entry(attempt, dir, &op.name)?;
         let ino = self.new_ino(attempt)?;
-        let first_chunk = if op.open_for_write && is_regular(op.mode) {
-            let class = self.cache.inodes[&dir].inode.class;
-            Some((self.new_lease()?, self.new_chunk(class, ino, 0)?))
-        } else {
-            None
-        };
+        let first_chunk = self.first_chunk(dir, ino, op)?;
         // From here on nothing stops.
         self.insert_new(attempt, dir, op, ino);
         let mut reply = self.reply_with(attempt, ino);
@@ -49,6 +44,25 @@ impl Core {
             self.give_first_chunk(attempt, ino, lease, &chunk, &mut reply);
         }
         Ok(reply)
+    }
+
+    /// Lease and chunk for a file that is opened for writing. A name needs no chunkserver: without
+    /// a group that takes chunks the file is made all the same, and its writer asks later.
+    fn first_chunk(
+        &mut self,
+        dir: InodeId,
+        ino: InodeId,
+        op: &Create,
+    ) -> Result<Option<(LeaseId, ChunkRef)>, Stop> {
+        if !op.open_for_write || !is_regular(op.mode) {
+            return Ok(None);
+        }
+        let class = self.cache.inodes[&dir].inode.class;
+        match self.new_chunk(class, ino, 0) {
+            Ok(chunk) => Ok(Some((self.new_lease()?, chunk))),
+            Err(Stop::Refuse(_)) => Ok(None),
+            Err(stop) => Err(stop),
+        }
     }
 
     fn create_existing(&mut self, attempt: &mut Attempt, op: &Create, target: Target) -> Outcome {
