@@ -56,11 +56,11 @@ pub(crate) async fn run(playground: Playground, output: Output) -> anyhow::Resul
 }
 
 async fn start(up: PlaygroundUp, output: Output) -> anyhow::Result<()> {
-    if up.store != "embedded" {
-        bail!(
-            "store {:?} is not available in this build's playground: use embedded",
-            up.store
-        );
+    match up.store.as_str() {
+        "embedded" => {}
+        "etcd" if cfg!(feature = "etcd") => {}
+        "etcd" => bail!("this build has no etcd backend: build with `--features etcd`"),
+        other => bail!("there is no store {other:?}: use embedded or etcd"),
     }
     if up.zones.is_empty() || up.chunkservers_per_zone == 0 {
         bail!("a cluster needs at least one zone and one chunkserver in each");

@@ -20,7 +20,11 @@ pub(super) fn spawn(dir: &Path, process: &mut Process) -> anyhow::Result<()> {
         .create(true)
         .append(true)
         .open(log)?;
-    let program = std::env::current_exe().context("find this program")?;
+    let program = if process.program.is_empty() {
+        std::env::current_exe().context("find this program")?
+    } else {
+        process.program.clone().into()
+    };
     let child = Command::new(program)
         .args(&process.args)
         .stdin(Stdio::null())
@@ -28,7 +32,7 @@ pub(super) fn spawn(dir: &Path, process: &mut Process) -> anyhow::Result<()> {
         .stderr(log)
         .process_group(0)
         .spawn()
-        .with_context(|| format!("start {}", process.name))?;
+        .with_context(|| format!("start {}: is it installed?", process.name))?;
     process.pid = child.id();
     process.started = start_time(process.pid).unwrap_or(0);
     Ok(())

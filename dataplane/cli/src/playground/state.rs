@@ -12,7 +12,7 @@ use crate::args::PlaygroundUp;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct State {
-    /// Address of the manager.
+    /// Addresses of the managers.
     pub(super) cluster: String,
     pub(super) zones: Vec<String>,
     pub(super) processes: Vec<Process>,
@@ -25,7 +25,10 @@ pub(super) struct Process {
     pub(super) name: String,
     pub(super) zone: Option<String>,
     pub(super) address: String,
-    /// Arguments of `hither`.
+    /// Program to run; empty: this one.
+    #[serde(default)]
+    pub(super) program: String,
+    /// Its arguments.
     pub(super) args: Vec<String>,
     /// 0: never started.
     pub(super) pid: u32,
@@ -38,8 +41,8 @@ impl State {
     pub(super) fn new(up: &PlaygroundUp) -> anyhow::Result<Self> {
         let dir = absolute(&up.at.dir)?;
         let per_zone = up.chunkservers_per_zone as usize;
-        let mut free = free_addresses(&up.address, 2 + up.zones.len() * per_zone)?.into_iter();
-        let mut next = move || free.next().context("no free port");
+        let mut free = free_addresses(&up.address, 6 + up.zones.len() * per_zone)?.into_iter();
+        let mut next = || free.next().context("no free port");
         let cluster = next()?;
         let class = up.class.clone().unwrap_or_else(|| {
             let terms: Vec<String> = up
@@ -50,24 +53,18 @@ impl State {
                 .collect();
             terms.join(",")
         });
+        let mut processes = if up.store == "etcd" {
+            with_etcd(&dir, &cluster, &class, &mut next)?
+        } else {
+            embedded(&dir, &cluster, &class, &mut next)?
+        };
         let text = |path: PathBuf| path.display().to_string();
-        let manager = Process::new(
-            "manager",
-            None,
-            &cluster,
-            &[
-                "manager",
-                "--dir",
-                &text(dir.join("meta")),
-                "--listen",
-                &cluster,
-                "--mds-listen",
-                &next()?,
-                "--default-class",
-                &class,
-            ],
-        );
-        let mut processes = vec![manager];
+        let managers: Vec<&str> = processes
+            .iter()
+            .filter(|process| process.name.starts_with("manager"))
+            .map(|process| process.address.as_str())
+            .collect();
+        let managers = managers.join(",");
         for zone in &up.zones {
             for n in 1..=up.chunkservers_per_zone {
                 let name = format!("cs-{zone}{n}");
@@ -79,7 +76,7 @@ impl State {
                     "--listen",
                     &address,
                     "--managers",
-                    &cluster,
+                    &managers,
                     "--zone",
                     zone,
                     "--node",
@@ -89,7 +86,7 @@ impl State {
             }
         }
         Ok(Self {
-            cluster,
+            cluster: managers,
             zones: up.zones.clone(),
             processes,
         })
@@ -125,11 +122,107 @@ impl Process {
             name: name.to_owned(),
             zone: zone.cloned(),
             address: address.to_owned(),
+            program: String::new(),
             args: args.iter().map(|arg| (*arg).to_owned()).collect(),
             pid: 0,
             started: 0,
         }
     }
+}
+
+type NextAddress<'a> = dyn FnMut() -> anyhow::Result<String> + 'a;
+
+/// One process carries the store, the manager and the metadata rank.
+fn embedded(
+    dir: &Path,
+    cluster: &str,
+    class: &str,
+    next: &mut NextAddress<'_>,
+) -> anyhow::Result<Vec<Process>> {
+    let store = dir.join("meta").display().to_string();
+    let mds = next()?;
+    let args = [
+        "manager",
+        "--dir",
+        &store,
+        "--listen",
+        cluster,
+        "--mds-listen",
+        &mds,
+        "--default-class",
+        class,
+    ];
+    Ok(vec![Process::new("manager", None, cluster, &args)])
+}
+
+/// etcd, two managers of which one leads, and a metadata server, each a process of its own.
+fn with_etcd(
+    dir: &Path,
+    cluster: &str,
+    class: &str,
+    next: &mut NextAddress<'_>,
+) -> anyhow::Result<Vec<Process>> {
+    let (client, peer) = (next()?, next()?);
+    let (client_url, peer_url) = (format!("http://{client}"), format!("http://{peer}"));
+    let store = dir.join("etcd").display().to_string();
+    let initial = format!("playground={peer_url}");
+    let etcd = Process {
+        program: "etcd".into(),
+        ..Process::new(
+            "etcd",
+            None,
+            &client,
+            &[
+                "--name",
+                "playground",
+                "--data-dir",
+                &store,
+                "--listen-client-urls",
+                &client_url,
+                "--advertise-client-urls",
+                &client_url,
+                "--listen-peer-urls",
+                &peer_url,
+                "--initial-advertise-peer-urls",
+                &peer_url,
+                "--initial-cluster",
+                &initial,
+                "--initial-cluster-state",
+                "new",
+                "--auto-compaction-mode",
+                "revision",
+                "--auto-compaction-retention",
+                "100000",
+            ],
+        )
+    };
+    let mut processes = vec![etcd];
+    let standby = next()?;
+    for (name, listen) in [("manager", cluster), ("manager-2", &standby)] {
+        let args = [
+            "manager",
+            "--etcd",
+            &client_url,
+            "--listen",
+            listen,
+            "--default-class",
+            class,
+        ];
+        processes.push(Process::new(name, None, listen, &args));
+    }
+    let managers = format!("{cluster},{standby}");
+    let mds = next()?;
+    let args = [
+        "mds",
+        "--etcd",
+        &client_url,
+        "--listen",
+        &mds,
+        "--managers",
+        &managers,
+    ];
+    processes.push(Process::new("mds", None, &mds, &args));
+    Ok(processes)
 }
 
 /// Where a process writes its log.

@@ -1,0 +1,151 @@
+//! What one mount does, another sees.
+#![cfg(feature = "live")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::fs;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+
+use hither_e2e::{Cluster, drop_caches, pattern, try_hither};
+
+#[test]
+fn two_mounts_see_each_others_changes_at_once() {
+    let mut cluster = Cluster::up("a,b", 1, &[]);
+    let a = cluster.mount("a", "preflabels=zone=a");
+    let b = cluster.mount("b", "preflabels=zone=b");
+    assert_eq!(
+        cluster.admin(&["session", "ls"]).as_array().unwrap().len(),
+        2,
+        "one each"
+    );
+
+    // Names, negative ones included.
+    assert!(!b.join("new").exists());
+    fs::write(a.join("new"), pattern(1, 0, 10_000)).unwrap();
+    assert_eq!(fs::read(b.join("new")).unwrap(), pattern(1, 0, 10_000));
+    fs::rename(b.join("new"), b.join("old")).unwrap();
+    assert!(!a.join("new").exists());
+    assert_eq!(fs::metadata(a.join("old")).unwrap().len(), 10_000);
+
+    // Size and contents of a file that is being written.
+    let mut writer = fs::File::create(a.join("log")).unwrap();
+    for n in 1..=20u64 {
+        writer.write_all(&pattern(n, 0, 1000)).unwrap();
+        assert_eq!(
+            fs::metadata(b.join("log")).unwrap().len(),
+            n * 1000,
+            "stat asks the writer"
+        );
+    }
+    let seen = fs::read(b.join("log")).unwrap();
+    assert_eq!(seen[19_000..], pattern(20, 0, 1000)[..]);
+
+    // Attributes.
+    fs::set_permissions(a.join("log"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(fs::metadata(b.join("log")).unwrap().mode() & 0o777, 0o600);
+
+    // Overwriting what the other has in its page cache.
+    let reader = fs::File::open(b.join("old")).unwrap();
+    let mut buffer = [0; 100];
+    reader.read_exact_at(&mut buffer, 0).unwrap();
+    fs::OpenOptions::new()
+        .write(true)
+        .open(a.join("old"))
+        .unwrap()
+        .write_all_at(&pattern(9, 0, 100), 0)
+        .unwrap();
+    reader.read_exact_at(&mut buffer, 0).unwrap();
+    assert_eq!(buffer[..], pattern(9, 0, 100)[..]);
+
+    // Unlinked and open elsewhere.
+    fs::remove_file(a.join("old")).unwrap();
+    assert!(!b.join("old").exists());
+    reader.read_exact_at(&mut buffer, 5000).unwrap();
+    assert_eq!(
+        buffer[..],
+        pattern(1, 5000, 100)[..],
+        "an open file outlives its name"
+    );
+}
+
+#[test]
+fn files_of_all_sizes_come_back_after_the_caches_are_gone() {
+    let mut cluster = Cluster::up("a,b", 1, &[]);
+    let at = cluster.mount("m", "preflabels=zone=a");
+    let sizes = [0, 1, 4095, 4096, 4097, 65_536, 1_000_003, 70_000_001];
+    for (n, size) in sizes.into_iter().enumerate() {
+        fs::write(at.join(n.to_string()), pattern(n as u64, 0, size)).unwrap();
+    }
+    cluster.unmount(&at);
+    let at = cluster.mount("again", "preflabels=zone=b");
+    drop_caches();
+    for (n, size) in sizes.into_iter().enumerate() {
+        let path = at.join(n.to_string());
+        assert_eq!(fs::metadata(&path).unwrap().len(), size as u64);
+        assert!(
+            fs::read(&path).unwrap() == pattern(n as u64, 0, size),
+            "file of {size} bytes"
+        );
+    }
+}
+
+#[test]
+fn cuts_holes_and_appends() {
+    let mut cluster = Cluster::up("a,b", 1, &[]);
+    let a = cluster.mount("a", "preflabels=zone=a");
+    let b = cluster.mount("b", "preflabels=zone=b");
+    let path = a.join("f");
+    fs::write(&path, pattern(1, 0, 100_000)).unwrap();
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    file.set_len(5000).unwrap();
+    file.set_len(9000).unwrap();
+    let mut expected = pattern(1, 0, 5000);
+    expected.resize(9000, 0);
+    assert!(
+        fs::read(b.join("f")).unwrap() == expected,
+        "old bytes never come back"
+    );
+    file.write_all_at(&pattern(2, 0, 10), 200_000_000).unwrap();
+    let mut tail = [1; 20];
+    let other = fs::File::open(b.join("f")).unwrap();
+    other.read_exact_at(&mut tail[..10], 150_000_000).unwrap();
+    assert_eq!(tail[..10], [0; 10], "a hole of whole chunks");
+    other.read_exact_at(&mut tail[..10], 200_000_000).unwrap();
+    assert_eq!(tail[..10], pattern(2, 0, 10)[..]);
+    for n in 0..10u64 {
+        for mount in [&a, &b] {
+            let mut log = fs::OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(mount.join("log"))
+                .unwrap();
+            log.write_all(&pattern(n, 0, 100)).unwrap();
+        }
+    }
+    let mut all = Vec::new();
+    let mut log = fs::File::open(a.join("log")).unwrap();
+    log.seek(SeekFrom::Start(0)).unwrap();
+    log.read_to_end(&mut all).unwrap();
+    assert_eq!(all.len(), 2000, "appends of two mounts follow each other");
+}
+
+#[test]
+fn a_preference_that_does_not_parse_mounts_nothing() {
+    let dir = std::env::temp_dir().join(format!("hither-e2e-bad-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let target = dir.display().to_string();
+    let done = try_hither(&["mount", "127.0.0.1:1", &target, "-o", "preflabels=A&"]);
+    assert!(!done.status.success());
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(said.contains('^'), "a caret shows where: {said}");
+    let options = "timeout=500ms";
+    let done = try_hither(&["mount", "127.0.0.1:1", &target, "-o", options]);
+    assert!(!done.status.success());
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(said.contains("no manager answers"), "{said}");
+    fs::remove_dir(&dir).unwrap();
+}
