@@ -385,10 +385,7 @@ impl Core {
                 continue;
             }
             let live = self.lives.get(*chunk);
-            match self.flush_chunk(&live) {
-                Err(Error::NoSuchChunk(_)) => continue,
-                other => other?,
-            };
+            self.flush_chunk(&live)?;
             self.with_room(&live, |core, state| {
                 let Some(mut entry) = core.entry(*chunk).filter(marked) else {
                     return Ok(());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use hither_log::{Log, LogDir, Lsn, RecordKind};
@@ -44,6 +44,7 @@ pub(crate) struct Core {
     /// Directories in which files were removed since they were synced.
     pub(crate) unsynced_dirs: Mutex<BTreeSet<usize>>,
     pub(crate) failed: OnceLock<String>,
+    pub(crate) closed: AtomicBool,
     pub(crate) pool: Pool,
     pub(crate) keeper: Keeper,
     pub(crate) counts: Counts,
@@ -120,9 +121,10 @@ impl From<Error> for Stop {
 }
 
 impl Core {
-    /// Fails if the disk has failed.
+    /// Fails if the disk has failed or was closed.
     pub(crate) fn check(&self) -> Result<(), Error> {
         match self.failed.get() {
+            None if self.closed.load(Ordering::Acquire) => Err(Error::Closed),
             None => Ok(()),
             Some(cause) => Err(Error::DiskFailed {
                 disk: self.index_number,

@@ -165,8 +165,9 @@ impl Disk {
         wait(|done| self.core.submit_write(Box::new(op), done))
     }
 
-    /// Makes everything stable that was submitted for these chunks before. Never waits; `done` is
-    /// called once as for [`Disk::write`], with the first error if there is one.
+    /// Makes everything stable that was submitted for these chunks before. A chunk that is not here
+    /// has nothing to make stable: whoever wrote it sees by the boot id that it was lost. Never
+    /// waits; `done` is called once as for [`Disk::write`], with the first error if there is one.
     pub fn flush(&self, chunks: &[ChunkId], done: impl FnOnce(Result<(), Error>) + Send + 'static) {
         let Some((last, others)) = chunks.split_last() else {
             return done(Ok(()));
@@ -253,12 +254,48 @@ impl Disk {
         self.core.delete(chunks)
     }
 
-    /// Marks a copy as partial, made if need be.
+    /// Marks a copy as partial, made if need be. What chain writes of this epoch have put there is
+    /// kept, what came under an older one counts as not there.
     ///
     /// # Errors
     /// `Deleted`, `WrongGroup`, `NoSpace`, `DiskFailed`.
-    pub fn fill_begin(&self, chunk: ChunkId, group: GroupId, inode: InodeId) -> Result<(), Error> {
-        self.core.fill_begin(chunk, group, inode)
+    pub fn fill_begin(
+        &self,
+        chunk: ChunkId,
+        group: GroupId,
+        inode: InodeId,
+        epoch: Epoch,
+    ) -> Result<(), Error> {
+        self.core.fill_begin(chunk, group, inode, epoch, false)
+    }
+
+    /// As [`Disk::fill_begin`], and nothing that is there is kept: the other member's copy is final.
+    ///
+    /// # Errors
+    /// As [`Disk::fill_begin`].
+    pub fn refill_begin(
+        &self,
+        chunk: ChunkId,
+        group: GroupId,
+        inode: InodeId,
+        epoch: Epoch,
+    ) -> Result<(), Error> {
+        self.core.fill_begin(chunk, group, inode, epoch, true)
+    }
+
+    /// Drops a copy that no in-sync member has. Unlike a deleted one it may be written again, under
+    /// a lease that is no lower than the highest it has seen.
+    ///
+    /// # Errors
+    /// `DiskFailed`.
+    pub fn discard(&self, chunk: ChunkId) -> Result<(), Error> {
+        self.core.discard(chunk)
+    }
+
+    /// Copies of a group that are partial.
+    #[must_use]
+    pub fn partial(&self, group: GroupId) -> Vec<ChunkId> {
+        self.core.index.lock().partial(group)
     }
 
     /// Puts bytes of another member's copy where no chain write has been.
@@ -368,7 +405,7 @@ impl Disk {
     }
 
     /// Carries out what was submitted, makes everything stable and ends the disk's threads. What
-    /// comes later is refused.
+    /// comes later is refused. The directory stays locked until the last clone is dropped.
     ///
     /// # Errors
     /// `DiskFailed`: what was not answered as stable may be lost.
@@ -385,8 +422,13 @@ impl Disk {
             tracing::error!("the background thread of a disk has panicked");
         }
         self.core.check()?;
-        self.core.flush_all()?;
-        self.core.write_checkpoint()
+        let outcome = self
+            .core
+            .flush_all()
+            .and_then(|()| self.core.write_checkpoint());
+        self.core.closed.store(true, Ordering::Release);
+        self.core.log.close();
+        outcome
     }
 }
 

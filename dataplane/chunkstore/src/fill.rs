@@ -29,12 +29,15 @@ pub struct BaseCopy {
 }
 
 impl Core {
-    /// Marks a copy as partial, made if there is none. One that is partial already stays so.
+    /// Marks a copy as partial, made if there is none. What chain writes of this epoch have written
+    /// stays apart from the base, unless `afresh` says that nothing is to be kept.
     pub(crate) fn fill_begin(
         &self,
         chunk: ChunkId,
         group: GroupId,
         inode: InodeId,
+        epoch: Epoch,
+        afresh: bool,
     ) -> Result<(), Error> {
         let live = self.lives.get(chunk);
         self.with_room(&live, |core, state| {
@@ -51,6 +54,10 @@ impl Core {
                 other => other?.with_flag(EntryFlags::ABSENT, false),
             };
             if entry.is_partial() {
+                if afresh || state.written_epoch != epoch {
+                    state.written = crate::ranges::Ranges::default();
+                    state.written_epoch = epoch;
+                }
                 return Ok(());
             }
             core.check_floor()?;
@@ -62,6 +69,30 @@ impl Core {
                 .into());
             }
             entry = entry.with_flag(EntryFlags::PARTIAL, true);
+            state.written = crate::ranges::Ranges::default();
+            state.written_epoch = epoch;
+            core.record_state(How::Blocking, chunk, &mut entry)?;
+            Ok(())
+        })
+    }
+
+    /// Cuts a copy to nothing and takes note that there is none.
+    pub(crate) fn discard(&self, chunk: ChunkId) -> Result<(), Error> {
+        let live = self.lives.get(chunk);
+        self.tidy_if_full()?;
+        let _one = live.syncing.lock();
+        self.locked(&live, |core, state| {
+            let mut entry = match core.settled_entry(How::Blocking, &live, state) {
+                Err(Stop::Failed(Error::NoSuchChunk(_))) => return Ok(()),
+                other => other?,
+            };
+            core.trim_locked(&live, state, &mut entry, (0, 0))?;
+            entry.open = None;
+            entry.touched = crate::entry::Regions::NONE;
+            entry.flags = entry
+                .flags
+                .set(EntryFlags::PARTIAL, false)
+                .set(EntryFlags::ABSENT, true);
             state.written = crate::ranges::Ranges::default();
             core.record_state(How::Blocking, chunk, &mut entry)?;
             Ok(())

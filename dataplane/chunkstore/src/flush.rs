@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hither_log::Lsn;
 
-use crate::core::{Core, How, count};
+use crate::core::{Core, How, Stop, count};
 use crate::entry::EntryFlags;
 use crate::error::Error;
 use crate::file::ChunkFile;
@@ -22,10 +22,16 @@ impl Core {
     pub(crate) fn flush_chunk(&self, live: &Live) -> Result<Lsn, Error> {
         let _one = live.syncing.lock();
         count(&self.counts.flushes, 1);
-        let (syncing, lsn) = self.locked(live, |core, state| {
-            let entry = core.settled_entry(How::Blocking, live, state)?;
-            Ok((begin_sync(state), entry.lsn))
+        let begun = self.locked(live, |core, state| {
+            let entry = match core.settled_entry(How::Blocking, live, state) {
+                Err(Stop::Failed(Error::NoSuchChunk(_))) => return Ok(None),
+                other => other?,
+            };
+            Ok(Some((begin_sync(state), entry.lsn)))
         })?;
+        let Some((syncing, lsn)) = begun else {
+            return Ok(Lsn(0));
+        };
         self.log.flush(lsn, |_| {});
         if syncing.file.is_some() {
             self.sync_file(live, &syncing)?;
@@ -88,10 +94,7 @@ impl Core {
                 !state.dirty.is_empty() || state.unsynced_file
             };
             if wanted {
-                match self.flush_chunk(&live) {
-                    Err(Error::NoSuchChunk(_)) | Ok(_) => {}
-                    Err(error) => return Err(error),
-                }
+                self.flush_chunk(&live)?;
             }
         }
         self.flush_log(self.log.next_lsn().previous())

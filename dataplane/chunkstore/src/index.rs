@@ -12,6 +12,7 @@ pub(crate) struct Index {
     entries: BTreeMap<ChunkId, Entry>,
     by_group: BTreeSet<(GroupId, ChunkId)>,
     open: BTreeSet<ChunkId>,
+    partial: BTreeSet<(GroupId, ChunkId)>,
     deleted: Deleted,
     changes: Changes,
 }
@@ -95,8 +96,14 @@ impl Index {
             && old.group != entry.group
         {
             self.by_group.remove(&(old.group, chunk));
+            self.partial.remove(&(old.group, chunk));
         }
         self.by_group.insert((entry.group, chunk));
+        if entry.is_partial() {
+            self.partial.insert((entry.group, chunk));
+        } else {
+            self.partial.remove(&(entry.group, chunk));
+        }
         if entry.open.is_some() {
             self.open.insert(chunk);
         } else {
@@ -113,6 +120,7 @@ impl Index {
         self.open.remove(&chunk);
         let old = self.entries.remove(&chunk)?;
         self.by_group.remove(&(old.group, chunk));
+        self.partial.remove(&(old.group, chunk));
         Some(old)
     }
 
@@ -139,6 +147,12 @@ impl Index {
             found.push((*chunk, *entry));
         }
         (found, false)
+    }
+
+    /// Partial copies of a group.
+    pub(crate) fn partial(&self, group: GroupId) -> Vec<ChunkId> {
+        let range = (group, ChunkId(0))..=(group, ChunkId(u64::MAX));
+        self.partial.range(range).map(|(_, chunk)| *chunk).collect()
     }
 
     /// Groups with at least one copy.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use hither_log::Lsn;
-use hither_proto::ids::ChunkId;
+use hither_proto::ids::{ChunkId, Epoch};
 use parking_lot::{Mutex, RwLock};
 
 use crate::entry::Regions;
@@ -67,6 +67,8 @@ pub(crate) struct ChunkState {
     pub(crate) trims: Vec<(Lsn, u32, u32)>,
     /// While the base is fetched: what chain writes have written, which the base must not cover.
     pub(crate) written: Ranges,
+    /// Epoch of these writes.
+    pub(crate) written_epoch: Epoch,
 }
 
 impl ChunkState {

@@ -148,6 +148,7 @@ pub(crate) fn open(
         dirs,
         unsynced_dirs: Mutex::default(),
         failed: std::sync::OnceLock::new(),
+        closed: std::sync::atomic::AtomicBool::new(false),
         pool: pool.map_err(|e| failed(e.to_string()))?,
         keeper: Keeper::default(),
         counts: Counts::default(),

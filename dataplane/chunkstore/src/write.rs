@@ -198,11 +198,15 @@ impl Core {
             }
         };
         let incomplete = op.filling && entry.verified < op.epoch;
-        if incomplete && !entry.is_partial() {
-            state.written = crate::ranges::Ranges::default();
-            return Ok(entry.with_flag(EntryFlags::PARTIAL, true));
+        if !entry.is_partial() && !incomplete {
+            return Ok(entry);
         }
-        Ok(entry)
+        if !entry.is_partial() || state.written_epoch != op.epoch {
+            // The base that comes in this epoch has what was written under older ones.
+            state.written = crate::ranges::Ranges::default();
+            state.written_epoch = op.epoch;
+        }
+        Ok(entry.with_flag(EntryFlags::PARTIAL, true))
     }
 
     /// Refuses new copies on a disk that is nearly full.

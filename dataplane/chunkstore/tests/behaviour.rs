@@ -82,10 +82,8 @@ fn an_absent_chunk_is_never_zeros() {
         ..write(9, 1, 0, vec![1])
     };
     assert_eq!(disk.write_wait(op), Err(Error::NoSuchChunk(ChunkId(9))));
-    assert_eq!(
-        disk.flush_wait(&[ChunkId(9)]),
-        Err(Error::NoSuchChunk(ChunkId(9)))
-    );
+    // There is nothing to make stable.
+    disk.flush_wait(&[ChunkId(9)]).unwrap();
 }
 
 #[test]

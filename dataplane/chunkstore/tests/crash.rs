@@ -153,10 +153,7 @@ fn live(disk: &Disk, model: &mut Model, random: &mut Random, operations: u64) ->
                 );
             }
             8 | 9 => {
-                match disk.flush_wait(&[ChunkId(chunk)]) {
-                    Err(Error::NoSuchChunk(_)) => continue,
-                    other => other?,
-                }
+                disk.flush_wait(&[ChunkId(chunk)])?;
                 let copy = model.copies.entry(chunk).or_default();
                 copy.stable(0, usize::MAX);
                 copy.marked = disk

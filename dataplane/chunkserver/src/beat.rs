@@ -1,0 +1,135 @@
+//! Signs of life: who this server is, and what it has reached.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hither_chunkstore::Store;
+use hither_managerlink::ManagerLink;
+use hither_net::NetError;
+use hither_proto::ids::{BootId, ChunkserverId};
+use hither_proto::kind::Kind;
+use hither_proto::manager::{Heartbeat, HeartbeatReply, MemberReport};
+use hither_proto::map::{Chunkserver, Disk as ShownDisk, ServerState};
+
+use crate::config::ChunkServerConfig;
+use crate::error::StartError;
+use crate::server::Inner;
+
+/// What a heartbeat says of the server itself.
+pub(crate) struct Description<'a> {
+    pub(crate) config: &'a ChunkServerConfig,
+    pub(crate) labels: Vec<String>,
+    pub(crate) address: &'a str,
+    pub(crate) boot: BootId,
+    pub(crate) server: ChunkserverId,
+}
+
+impl Description<'_> {
+    fn of(&self, store: &Store) -> Chunkserver {
+        Chunkserver {
+            id: self.server.0,
+            addresses: vec![self.address.to_owned()],
+            zone: self.config.zone.clone(),
+            region: self.config.region.clone(),
+            node: self.config.node.clone(),
+            labels: self.labels.clone(),
+            state: ServerState::Up.into(),
+            disks: disks_of(store),
+            boot_id: self.boot.0,
+        }
+    }
+}
+
+fn disks_of(store: &Store) -> Vec<ShownDisk> {
+    let open = store.disks().map(|disk| {
+        let space = disk.space().ok();
+        ShownDisk {
+            index: u32::from(disk.index().0),
+            total_bytes: space.map_or(0, |space| space.total_bytes),
+            free_bytes: space.map_or(0, |space| space.free_bytes),
+            failed: disk.failure().is_some(),
+            full: disk.is_full().unwrap_or(true),
+        }
+    });
+    let absent = store.states().into_iter().filter_map(|state| {
+        let index = state.index.filter(|index| store.disk(*index).is_none())?;
+        Some(ShownDisk {
+            index: u32::from(index.0),
+            failed: true,
+            full: true,
+            ..ShownDisk::default()
+        })
+    });
+    open.chain(absent).collect()
+}
+
+/// Sends one heartbeat.
+pub(crate) async fn beat(
+    link: &ManagerLink,
+    store: &Store,
+    description: &Description<'_>,
+    reports: Vec<MemberReport>,
+    load: u32,
+    timeout: Duration,
+) -> Result<HeartbeatReply, NetError> {
+    let heartbeat = Heartbeat {
+        server: description.server.0,
+        description: Some(description.of(store)),
+        reports,
+        load,
+        map_version: link.map().version().0,
+    };
+    link.call(Kind::HEARTBEAT, &heartbeat, timeout)
+        .await?
+        .decode()
+}
+
+/// Beats until the server stops, or until another process has its id.
+pub(crate) async fn run(inner: Arc<Inner>) {
+    let pause = Duration::from_millis(inner.config.beat_ms.max(1));
+    loop {
+        // Either is a reason to beat.
+        let _ = tokio::time::timeout(pause, inner.beat_now.notified()).await;
+        if inner.is_stopping() {
+            return;
+        }
+        let reports = inner
+            .fills
+            .caught_up()
+            .into_iter()
+            .map(|mandate| MemberReport {
+                group: mandate.group.0,
+                epoch: mandate.epoch.0,
+                disk: u32::from(mandate.disk.0),
+                caught_up: true,
+            });
+        let description = Description {
+            config: &inner.config,
+            labels: inner.labels.read().clone(),
+            address: &inner.address,
+            boot: inner.boot,
+            server: inner.me,
+        };
+        let load = u32::try_from(inner.admission.requests()).unwrap_or(u32::MAX);
+        let sent = beat(
+            &inner.link,
+            &inner.store,
+            &description,
+            reports.collect(),
+            load,
+            BEAT_TIMEOUT,
+        );
+        match sent.await {
+            Ok(reply) if reply.duplicate => {
+                tracing::error!(server = %inner.me, "another process has this server's id, stopping");
+                inner.stop_with(StartError::Duplicate(inner.me));
+                return;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "no manager took the heartbeat"),
+        }
+    }
+}
+
+/// Time the managers get for one heartbeat.
+const BEAT_TIMEOUT: Duration = Duration::from_secs(2);

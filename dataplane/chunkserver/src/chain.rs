@@ -1,0 +1,386 @@
+//! Writes and flushes: to the disk and to the next member of the chain at the same time.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hither_chunkstore::{Error, WriteOp};
+use hither_net::{NetError, Pool, Reply};
+use hither_proto::chunk::{Ack, Applied, Flush, Hop, Write};
+use hither_proto::ids::{ChainNumber, ChunkId, ChunkserverId, InodeId, LeaseId, SessionId};
+use hither_proto::kind::Kind;
+use hither_proto::status::Status;
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::authority::{BadChain, Mandate, check_chain};
+use crate::counters::{RecentWrite, add};
+use crate::gate::Ticket;
+use crate::operation::{Call, Parked};
+use crate::read::mend_block;
+use crate::server::Inner;
+use crate::status::Refusal;
+
+/// Serves a write. Called in the order of arrival, which disk and link keep.
+pub(crate) fn write(
+    inner: &Arc<Inner>,
+    mut write: Write,
+    call: Call,
+    mandate: Mandate,
+    ticket: Ticket<Parked>,
+) {
+    let head = call.peer.is_none();
+    if let Err(refusal) = check(inner, head, &mandate, &write.rest) {
+        return refusal.answer(call.responder);
+    }
+    let Some(writing) = inner.sessions.begin(SessionId(write.session)) else {
+        let text = format!("session {} is fenced", write.session);
+        return Refusal::new(Status::NO_SESSION, text).answer(call.responder);
+    };
+    let Some(disk) = inner.store.disk(mandate.disk) else {
+        return inner.no_disk().answer(call.responder);
+    };
+    let Some(target) = write.target.clone() else {
+        return Refusal::new(Status::BAD_REQUEST, "a write names no chunk").answer(call.responder);
+    };
+    let chunk = ChunkId(target.chunk);
+    let op = WriteOp {
+        chunk,
+        group: mandate.group,
+        inode: InodeId(write.inode),
+        lease: LeaseId(target.lease),
+        chain: ChainNumber(write.chain_number),
+        offset: write.offset,
+        payload: call.payload.clone(),
+        checksums: write.checksums.clone(),
+        may_create: write.may_create,
+        session: SessionId(write.session),
+        epoch: mandate.epoch,
+        sync: write.sync,
+        filling: mandate.filling && inner.fills.lacks(mandate.group, mandate.epoch, chunk),
+    };
+    let recent = RecentWrite {
+        chunk,
+        behind: write.rest.len(),
+        head,
+    };
+    let bytes = call.payload.len() as u64;
+    let payload = call.payload.clone();
+    let join = Join::new(inner, call, !write.rest.is_empty(), Effect::Write(bytes));
+    if let Some(next) = take_first(&mut write.rest) {
+        let sync = write.sync;
+        let timeout = inner.link_timeout(write.rest.len(), sync);
+        join.forward(&next, Message::Write(Box::new(write)), payload, timeout);
+    }
+    let inner = Arc::clone(inner);
+    disk.write(op, move |outcome| {
+        let outcome = match outcome {
+            Err(Error::BadBlock { chunk, block }) => {
+                return mend_later(&inner, &join, mandate, chunk, block);
+            }
+            Ok(()) => {
+                inner.counts.remember(recent);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        };
+        drop((ticket, writing));
+        join.local(outcome);
+    });
+}
+
+/// Serves a flush: what was written before through this member is made stable.
+pub(crate) fn flush(
+    inner: &Arc<Inner>,
+    mut flush: Flush,
+    call: Call,
+    mandate: Mandate,
+    ticket: Ticket<Parked>,
+) {
+    if let Err(refusal) = check(inner, call.peer.is_none(), &mandate, &flush.rest) {
+        return refusal.answer(call.responder);
+    }
+    let Some(disk) = inner.store.disk(mandate.disk) else {
+        return inner.no_disk().answer(call.responder);
+    };
+    let chunks: Vec<ChunkId> = flush.chunks.iter().copied().map(ChunkId).collect();
+    let join = Join::new(inner, call, !flush.rest.is_empty(), Effect::Flush);
+    if let Some(next) = take_first(&mut flush.rest) {
+        let timeout = inner.link_timeout(flush.rest.len(), true);
+        join.forward(&next, Message::Flush(flush), Bytes::new(), timeout);
+    }
+    disk.flush(&chunks, move |outcome| {
+        drop(ticket);
+        join.local(outcome.map_err(Refusal::from));
+    });
+}
+
+fn check(inner: &Inner, head: bool, mandate: &Mandate, rest: &[Hop]) -> Result<(), Refusal> {
+    if !head {
+        return Ok(());
+    }
+    match check_chain(&inner.link.map(), inner.me, mandate.group, rest) {
+        Ok(()) => Ok(()),
+        Err(BadChain::Incomplete) => {
+            let mut refusal = Refusal::stale_epoch(mandate.epoch);
+            refusal.failure.text = "the chain does not name all members".into();
+            Err(refusal)
+        }
+        Err(BadChain::TooFewCopies) => Err(Refusal::new(
+            Status::TOO_FEW_COPIES,
+            format!("group {} has too few in-sync members", mandate.group),
+        )),
+    }
+}
+
+fn take_first(rest: &mut Vec<Hop>) -> Option<Hop> {
+    (!rest.is_empty()).then(|| rest.remove(0))
+}
+
+/// The block in which a short piece was to be merged is damaged: it is repaired, and the writer
+/// sends again. Writing later from here could put these bytes over newer ones.
+fn mend_later(inner: &Arc<Inner>, join: &Arc<Join>, mandate: Mandate, chunk: ChunkId, block: u32) {
+    let (inner, join) = (Arc::clone(inner), Arc::clone(join));
+    let runtime = inner.runtime.clone();
+    runtime.spawn(async move {
+        let outcome = match mend_block(&inner, mandate, chunk, block).await {
+            Ok(()) => Refusal::retry("a damaged block was repaired, send again"),
+            Err(refusal) => refusal,
+        };
+        join.local(Err(outcome));
+    });
+}
+
+enum Effect {
+    Write(u64),
+    Flush,
+}
+
+/// Waits for this member and for those behind it, then answers.
+struct Join {
+    inner: Arc<Inner>,
+    parts: Mutex<Parts>,
+    effect: Effect,
+}
+
+struct Parts {
+    call: Option<Call>,
+    local: Option<Result<(), Refusal>>,
+    behind: Option<Result<Vec<Ack>, Refusal>>,
+}
+
+impl Join {
+    fn new(inner: &Arc<Inner>, call: Call, has_next: bool, effect: Effect) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Arc::clone(inner),
+            parts: Mutex::new(Parts {
+                call: Some(call),
+                local: None,
+                behind: (!has_next).then(|| Ok(Vec::new())),
+            }),
+            effect,
+        })
+    }
+
+    fn forward(self: &Arc<Self>, next: &Hop, message: Message, payload: Bytes, timeout: Duration) {
+        let join = Arc::clone(self);
+        let to = next.server;
+        let address = self.inner.address_of(next);
+        let done = move |outcome: Result<Reply, NetError>| {
+            let acks = outcome.and_then(|reply| reply.decode::<Applied>());
+            join.behind(match acks {
+                Ok(applied) => Ok(applied.acks),
+                Err(NetError::Refused { status, failure }) => Err(Refusal { status, failure }),
+                Err(error) => Err(Refusal::broken_link(join.inner.me.0, to, &error)),
+            });
+        };
+        self.inner.links.send(
+            &address,
+            Outgoing {
+                message,
+                payload,
+                timeout,
+                done: Box::new(done),
+            },
+        );
+    }
+
+    fn local(&self, outcome: Result<(), Refusal>) {
+        self.finish(|parts| parts.local = Some(outcome));
+    }
+
+    fn behind(&self, outcome: Result<Vec<Ack>, Refusal>) {
+        self.finish(|parts| parts.behind = Some(outcome));
+    }
+
+    fn finish(&self, arrive: impl FnOnce(&mut Parts)) {
+        let (call, local, behind) = {
+            let mut parts = self.parts.lock();
+            arrive(&mut parts);
+            if parts.local.is_none() || parts.behind.is_none() {
+                return;
+            }
+            (parts.call.take(), parts.local.take(), parts.behind.take())
+        };
+        let (Some(call), Some(local), Some(behind)) = (call, local, behind) else {
+            return;
+        };
+        let counts = &self.inner.counts;
+        match local.and(behind) {
+            Ok(behind) => {
+                match self.effect {
+                    Effect::Write(bytes) => {
+                        add(&counts.writes, 1);
+                        add(&counts.write_bytes, bytes);
+                    }
+                    Effect::Flush => add(&counts.flushes, 1),
+                }
+                let own = Ack {
+                    server: self.inner.me.0,
+                    boot_id: self.inner.boot.0,
+                };
+                let acks = std::iter::once(own).chain(behind).collect();
+                call.responder.ok(&Applied { acks });
+            }
+            Err(refusal) => refusal.answer(call.responder),
+        }
+        drop(call.permit);
+    }
+}
+
+/// What goes to the next member.
+pub(crate) enum Message {
+    Write(Box<Write>),
+    Flush(Flush),
+}
+
+type LinkDone = Box<dyn FnOnce(Result<Reply, NetError>) + Send>;
+
+/// A request on its way to the next member.
+pub(crate) struct Outgoing {
+    message: Message,
+    payload: Bytes,
+    timeout: Duration,
+    done: LinkDone,
+}
+
+/// The links to next members. Each sends in the order in which it was given requests, with at most
+/// [`WINDOW_BYTES`] of unanswered payload. What waits is bounded by what the server admits.
+pub(crate) struct Links {
+    pool: Arc<Pool>,
+    runtime: tokio::runtime::Handle,
+    links: Mutex<BTreeMap<String, mpsc::UnboundedSender<Outgoing>>>,
+}
+
+impl Links {
+    pub(crate) fn new(pool: Arc<Pool>, runtime: tokio::runtime::Handle) -> Self {
+        Self {
+            pool,
+            runtime,
+            links: Mutex::default(),
+        }
+    }
+
+    fn send(&self, address: &str, outgoing: Outgoing) {
+        let mut links = self.links.lock();
+        let link = links.entry(address.to_owned()).or_insert_with(|| {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            let pool = Arc::clone(&self.pool);
+            self.runtime
+                .spawn(run_link(pool, address.to_owned(), receiver));
+            sender
+        });
+        if let Err(mpsc::error::SendError(outgoing)) = link.send(outgoing) {
+            drop(links);
+            (outgoing.done)(Err(NetError::Lost("the server is stopping".into())));
+        }
+    }
+
+    /// Ends all links once what was given to them is sent.
+    pub(crate) fn close(&self) {
+        self.links.lock().clear();
+    }
+}
+
+async fn run_link(
+    pool: Arc<Pool>,
+    address: String,
+    mut requests: mpsc::UnboundedReceiver<Outgoing>,
+) {
+    let window = Arc::new(Semaphore::new(WINDOW_BYTES));
+    while let Some(outgoing) = requests.recv().await {
+        let bytes = outgoing.payload.len().clamp(1, WINDOW_BYTES);
+        let bytes = u32::try_from(bytes).unwrap_or(1);
+        let Ok(room) = Arc::clone(&window).acquire_many_owned(bytes).await else {
+            return;
+        };
+        let connection = match pool.get(&address, outgoing.timeout).await {
+            Ok(connection) => connection,
+            Err(error) => {
+                // What waits behind it would only wait as long again for the same answer.
+                (outgoing.done)(Err(error.clone()));
+                while let Ok(next) = requests.try_recv() {
+                    (next.done)(Err(error.clone()));
+                }
+                continue;
+            }
+        };
+        let Outgoing {
+            message,
+            payload,
+            timeout,
+            done,
+        } = outgoing;
+        let mut call: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(async move {
+            match message {
+                Message::Write(write) => {
+                    let payload = [payload];
+                    connection
+                        .call(Kind::CHUNK_WRITE, &*write, &payload, timeout)
+                        .await
+                }
+                Message::Flush(flush) => {
+                    connection
+                        .call(Kind::CHUNK_FLUSH, &flush, &[], timeout)
+                        .await
+                }
+            }
+        });
+        // The first poll sends: so the order of requests is that of the queue.
+        match futures::poll!(call.as_mut()) {
+            std::task::Poll::Ready(outcome) => done(outcome),
+            std::task::Poll::Pending => {
+                tokio::spawn(async move {
+                    let outcome = call.await;
+                    drop(room);
+                    done(outcome);
+                });
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Time the next member gets, with this many behind it.
+    fn link_timeout(&self, behind: usize, stable: bool) -> Duration {
+        let members = u32::try_from(behind).unwrap_or(u32::MAX).saturating_add(1);
+        let one = Duration::from_millis(self.config.link_timeout_ms.max(1));
+        let one = if stable { one * STABLE_FACTOR } else { one };
+        one.saturating_mul(members)
+    }
+
+    /// Where the next member is: the map knows it best, the writer's hop may be older.
+    fn address_of(&self, hop: &Hop) -> String {
+        let map = self.link.map();
+        map.address(ChunkserverId(hop.server))
+            .map_or_else(|| hop.address.clone(), str::to_owned)
+    }
+}
+
+/// Unanswered payload on one link. Below what the connection lets gather before it makes senders
+/// wait, so that the order in which requests are polled first is the order on the wire.
+const WINDOW_BYTES: usize = 3 << 20;
+/// Stable storage gets so many times the time.
+const STABLE_FACTOR: u32 = 2;

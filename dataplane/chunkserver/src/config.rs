@@ -1,0 +1,98 @@
+//! Settings of a chunkserver.
+
+use std::path::PathBuf;
+
+use hither_chunkstore::StoreOptions;
+use serde::{Deserialize, Serialize};
+
+/// Settings of a chunkserver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChunkServerConfig {
+    /// Where to listen, `host:port`; port 0 takes a free one. Default `0.0.0.0:7420`.
+    pub listen: String,
+    /// Address that clients and other servers are told; empty: the address bound to.
+    pub advertise: String,
+    /// Directories, each one disk. A new empty one is formatted.
+    pub disks: Vec<PathBuf>,
+    /// Zone of the server, empty: none.
+    pub zone: String,
+    /// Region of the server, empty: none.
+    pub region: String,
+    /// Node (machine) the server runs on, empty: the host of its address.
+    pub node: String,
+    /// Labels: letters `A` to `Z` and `key=value`.
+    pub labels: Vec<String>,
+    /// Addresses of the managers, any order.
+    pub managers: Vec<String>,
+    /// Time in which a manager has to be found at the start, milliseconds. Default 60 000.
+    pub start_timeout_ms: u64,
+    /// Time between signs of life, milliseconds. Default 500.
+    pub beat_ms: u64,
+    /// Free bytes below which a disk takes no new chunk. Default 1 GiB.
+    pub floor_bytes: u64,
+    /// Bytes of one segment of a disk's log, a multiple of 4096, fixed when the disk is formatted.
+    /// Default 32 MiB.
+    pub log_segment_bytes: u64,
+    /// Segments the log of a disk may have, at least 3. Default 8.
+    pub log_segments_max: u32,
+    /// Bytes of small writes that one disk keeps in memory until they are in place. Default 64 MiB.
+    pub overlay_bytes_max: usize,
+    /// Threads of one disk. Default 4.
+    pub disk_threads: usize,
+    /// Requests that may be under way; beyond, the answer is `BUSY`. Default 4096.
+    pub requests_max: usize,
+    /// Bytes of payload that may be under way, of reads too; beyond, the answer is `BUSY`.
+    /// Default 256 MiB.
+    pub request_bytes_max: usize,
+    /// Bytes a second that this server fetches to fill groups; 0: no limit. Default 0.
+    pub fill_bytes_per_second: u64,
+    /// Copies that are fetched at the same time. Default 4.
+    pub fill_parallel: usize,
+    /// Time one member of a chain gets to answer, milliseconds, for each member behind it once
+    /// more. Default 1000.
+    pub link_timeout_ms: u64,
+}
+
+impl Default for ChunkServerConfig {
+    fn default() -> Self {
+        let store = StoreOptions::default();
+        Self {
+            listen: "0.0.0.0:7420".into(),
+            advertise: String::new(),
+            disks: Vec::new(),
+            zone: String::new(),
+            region: String::new(),
+            node: String::new(),
+            labels: Vec::new(),
+            managers: Vec::new(),
+            start_timeout_ms: 60_000,
+            beat_ms: 500,
+            floor_bytes: store.floor_bytes,
+            log_segment_bytes: store.log_segment_bytes,
+            log_segments_max: store.log_segments_max,
+            overlay_bytes_max: store.overlay_bytes_max,
+            disk_threads: store.threads,
+            requests_max: 4096,
+            request_bytes_max: 256 << 20,
+            fill_bytes_per_second: 0,
+            fill_parallel: 4,
+            link_timeout_ms: 1000,
+        }
+    }
+}
+
+impl ChunkServerConfig {
+    /// What of it concerns the disks.
+    pub(crate) fn store_options(&self) -> StoreOptions {
+        StoreOptions {
+            floor_bytes: self.floor_bytes,
+            log_segment_bytes: self.log_segment_bytes,
+            log_segments_max: self.log_segments_max.max(3),
+            overlay_bytes_max: self.overlay_bytes_max,
+            threads: self.disk_threads,
+            jobs_max: self.requests_max,
+            ..StoreOptions::default()
+        }
+    }
+}

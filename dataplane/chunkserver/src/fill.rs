@@ -1,0 +1,643 @@
+//! Filling: a member that the map shows as filling takes over what it lacks.
+//!
+//! First it lists what an in-sync member has; writes that arrive meanwhile are kept apart from the
+//! base of their chunk. What differs is then fetched, several copies at a time, from all in-sync
+//! members in turn. A chunk that was not in the list was made after the group's epoch began, and
+//! all its writes came here too. When nothing is missing and all is stable, the manager is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt;
+use hither_chunkstore::{BaseCopy, Error};
+use hither_net::NetError;
+use hither_proto::chunk::Copy;
+use hither_proto::ids::{ChunkId, ChunkserverId, Epoch, GroupId, InodeId, LeaseId};
+use hither_proto::map::{Member, MemberState};
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::authority::{Mandate, Need};
+use crate::counters::add;
+use crate::fetch::{Place, copy_of, fetch_range, list_page};
+use crate::gate::Entered;
+use crate::handler::Judged;
+use crate::server::Inner;
+use crate::status::Refusal;
+
+/// How far the filling of a group is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FillProgress {
+    /// Epoch it is for.
+    pub epoch: u64,
+    /// Copies to be fetched, as far as known.
+    pub chunks: u64,
+    /// Copies fetched.
+    pub chunks_done: u64,
+    /// Bytes fetched.
+    pub bytes_done: u64,
+    /// Everything is here: the manager is being told.
+    pub caught_up: bool,
+}
+
+/// The fillings of this server, at most one per group.
+pub(crate) struct Fills {
+    groups: Mutex<BTreeMap<GroupId, Arc<Fill>>>,
+    throttle: Throttle,
+}
+
+/// The filling of one group for one epoch.
+struct Fill {
+    mandate: Mandate,
+    /// Only partial copies are completed: the member is in-sync, and became so while a copy was
+    /// being taken over.
+    mends: bool,
+    cancelled: AtomicBool,
+    state: Mutex<State>,
+    /// Since when chunks that came along the chain are not found at the others.
+    absent_since: Mutex<BTreeMap<ChunkId, Instant>>,
+    /// One filler of a chunk at a time.
+    chunks: Mutex<BTreeMap<ChunkId, Arc<tokio::sync::Mutex<()>>>>,
+    bytes_done: AtomicU64,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The list of an in-sync member is known.
+    listed: bool,
+    missing: BTreeSet<ChunkId>,
+    chunks: u64,
+    caught_up: bool,
+}
+
+/// Why a filling stops, or waits and goes on.
+enum Trouble {
+    Cancelled,
+    Later(String),
+}
+
+impl From<NetError> for Trouble {
+    fn from(error: NetError) -> Self {
+        Self::Later(error.to_string())
+    }
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Later(error.to_string())
+    }
+}
+
+impl Fills {
+    pub(crate) fn new(bytes_per_second: u64) -> Self {
+        Self {
+            groups: Mutex::default(),
+            throttle: Throttle::new(bytes_per_second),
+        }
+    }
+
+    /// Whether the base of a chunk may be missing here, so that writes have to be kept apart.
+    pub(crate) fn lacks(&self, group: GroupId, epoch: Epoch, chunk: ChunkId) -> bool {
+        let groups = self.groups.lock();
+        let at_epoch = |fill: &&Arc<Fill>| fill.mandate.epoch == epoch && !fill.mends;
+        let Some(fill) = groups.get(&group).filter(at_epoch) else {
+            return true;
+        };
+        let state = fill.state.lock();
+        !state.listed || state.missing.contains(&chunk)
+    }
+
+    /// What every filling has reached.
+    pub(crate) fn progress(&self) -> BTreeMap<GroupId, FillProgress> {
+        let groups = self.groups.lock();
+        let progress = groups.iter().map(|(group, fill)| {
+            let state = fill.state.lock();
+            let progress = FillProgress {
+                epoch: fill.mandate.epoch.0,
+                chunks: state.chunks,
+                chunks_done: state.chunks - state.missing.len() as u64,
+                bytes_done: fill.bytes_done.load(Ordering::Relaxed),
+                caught_up: state.caught_up,
+            };
+            (*group, progress)
+        });
+        progress.collect()
+    }
+
+    /// Fillings that are complete, for the manager.
+    pub(crate) fn caught_up(&self) -> Vec<Mandate> {
+        let groups = self.groups.lock();
+        groups
+            .values()
+            .filter(|fill| !fill.mends && fill.state.lock().caught_up)
+            .map(|fill| fill.mandate)
+            .collect()
+    }
+
+    /// Begins and ends fillings as the map says.
+    pub(crate) fn follow(&self, inner: &Arc<Inner>) {
+        let map = inner.link.map();
+        let mine = |members: &[Member]| {
+            members
+                .iter()
+                .find(|member| member.server == inner.me.0)
+                .map(|member| member.state)
+        };
+        let serving = [MemberState::Filling, MemberState::InSync].map(i32::from);
+        let wanted: BTreeMap<GroupId, Epoch> = map
+            .groups()
+            .filter(|(_, group)| mine(&group.members).is_some_and(|state| serving.contains(&state)))
+            .map(|(id, group)| (id, Epoch(group.epoch)))
+            .collect();
+        let mut groups = self.groups.lock();
+        let mut old = std::mem::take(&mut *groups);
+        for (id, epoch) in wanted {
+            let before = old.remove(&id);
+            if let Some(same) = before.as_ref().filter(|old| old.mandate.epoch == epoch) {
+                groups.insert(id, Arc::clone(same));
+                continue;
+            }
+            let Judged::Granted(mandate) = inner.judge(id, epoch, Need::Chain) else {
+                continue;
+            };
+            if mandate.filling || before.is_some() || has_partial(inner, &mandate) {
+                groups.insert(id, Fill::start(inner, mandate, before));
+            }
+        }
+        for gone in old.into_values() {
+            gone.cancelled.store(true, Ordering::Release);
+        }
+    }
+
+    /// Ends all fillings.
+    pub(crate) async fn close(&self) {
+        let fills = std::mem::take(&mut *self.groups.lock());
+        for fill in fills.into_values() {
+            fill.cancelled.store(true, Ordering::Release);
+            let task = fill.task.lock().take();
+            if let Some(task) = task
+                && task.await.is_err()
+            {
+                tracing::error!("a filling has panicked");
+            }
+        }
+    }
+
+    /// Takes a copy over from `source`, whose copy is final. Stable when this returns.
+    pub(crate) async fn refill(
+        &self,
+        inner: &Arc<Inner>,
+        mandate: Mandate,
+        chunk: ChunkId,
+        source: ChunkserverId,
+    ) -> Result<(), Refusal> {
+        let fill = {
+            let groups = self.groups.lock();
+            let found = groups.get(&mandate.group);
+            found
+                .filter(|fill| fill.mandate.epoch == mandate.epoch)
+                .cloned()
+        };
+        let Some(fill) = fill else {
+            return Err(Refusal::retry("the filling has not begun yet"));
+        };
+        let filled = fill.take_over(inner, chunk, source, true).await;
+        match filled {
+            Ok(()) => {}
+            Err(Trouble::Cancelled) => return Err(Refusal::retry("the group has moved on")),
+            Err(Trouble::Later(text)) => return Err(Refusal::retry(text)),
+        }
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        inner.disk(mandate.disk)?.flush(&[chunk], move |outcome| {
+            // Whoever asked for it may be gone.
+            let _ = sender.send(outcome);
+        });
+        receiver.await.unwrap_or(Err(Error::Closed))?;
+        Ok(())
+    }
+}
+
+impl Fill {
+    fn start(inner: &Arc<Inner>, mandate: Mandate, old: Option<Arc<Self>>) -> Arc<Self> {
+        let fill = Arc::new(Self {
+            mandate,
+            mends: !mandate.filling,
+            cancelled: AtomicBool::new(false),
+            state: Mutex::default(),
+            absent_since: Mutex::default(),
+            chunks: Mutex::default(),
+            bytes_done: AtomicU64::new(0),
+            task: Mutex::default(),
+        });
+        if let Some(old) = &old {
+            old.cancelled.store(true, Ordering::Release);
+        }
+        let (for_task, inner) = (Arc::clone(&fill), Arc::clone(inner));
+        let task = tokio::spawn(async move {
+            let before = old.and_then(|old| old.task.lock().take());
+            if let Some(before) = before {
+                // What it still puts down belongs to an older epoch and must not come after ours.
+                let _ = before.await;
+            }
+            for_task.run(&inner).await;
+        });
+        *fill.task.lock() = Some(task);
+        fill
+    }
+
+    fn check(&self) -> Result<(), Trouble> {
+        if self.cancelled.load(Ordering::Acquire) {
+            return Err(Trouble::Cancelled);
+        }
+        Ok(())
+    }
+
+    async fn run(self: &Arc<Self>, inner: &Arc<Inner>) {
+        let group = self.mandate.group;
+        loop {
+            match self.attempt(inner).await {
+                Ok(()) => {
+                    self.state.lock().caught_up = true;
+                    if self.mends {
+                        return;
+                    }
+                    tracing::info!(%group, epoch = %self.mandate.epoch, "group is filled");
+                    inner.beat_now.notify_one();
+                    return;
+                }
+                Err(Trouble::Cancelled) => return,
+                Err(Trouble::Later(cause)) => {
+                    tracing::debug!(%group, cause, "filling waits");
+                    let pause = if self.mends { MEND_PAUSE } else { PAUSE };
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    /// Everything from the start; what is here already is found to be.
+    async fn attempt(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<(), Trouble> {
+        self.check()?;
+        self.adopt(inner).await?;
+        if self.mends && !has_partial(inner, &self.mandate) {
+            return Ok(());
+        }
+        let sources = self.sources(inner);
+        let Some(first) = sources.first() else {
+            return Err(Trouble::Later("no other member is in-sync".into()));
+        };
+        if self.mends {
+            return self.end_partial(inner, &sources).await;
+        }
+        let theirs = self.list(inner, *first).await?;
+        self.compare(inner, &theirs).await?;
+        self.fetch_missing(inner, &theirs, &sources).await?;
+        self.end_partial(inner, &sources).await?;
+        self.check()?;
+        inner
+            .on_disk(self.mandate.disk, |disk| disk.flush_all())
+            .await?;
+        self.check()
+    }
+
+    /// Waits until nothing of an older epoch is under way here.
+    async fn adopt(&self, inner: &Arc<Inner>) -> Result<(), Trouble> {
+        let Mandate { group, epoch, .. } = self.mandate;
+        loop {
+            match inner.gates.enter(group, epoch) {
+                Entered::In(_) => return Ok(()),
+                Entered::Stale(_) => return Err(Trouble::Cancelled),
+                Entered::Draining => inner.gates.drained(group, epoch).await,
+            }
+        }
+    }
+
+    /// In-sync members that are up.
+    fn sources(&self, inner: &Inner) -> Vec<ChunkserverId> {
+        let map = inner.link.map();
+        map.in_sync(self.mandate.group)
+            .filter(|id| *id != inner.me)
+            .collect()
+    }
+
+    fn place(&self, member: ChunkserverId) -> Place {
+        Place {
+            member,
+            group: self.mandate.group,
+            epoch: self.mandate.epoch,
+        }
+    }
+
+    async fn list(
+        &self,
+        inner: &Inner,
+        source: ChunkserverId,
+    ) -> Result<BTreeMap<ChunkId, Copy>, Trouble> {
+        let mut theirs = BTreeMap::new();
+        let mut from = ChunkId(0);
+        loop {
+            self.check()?;
+            let (page, more) = list_page(inner, self.place(source), from, PAGE).await?;
+            let last = page.last().map(|copy| copy.chunk);
+            theirs.extend(page.into_iter().map(|copy| (ChunkId(copy.chunk), copy)));
+            match last.and_then(|last| last.checked_add(1)) {
+                Some(next) if more => from = ChunkId(next),
+                _ => return Ok(theirs),
+            }
+        }
+    }
+
+    /// Finds out what is missing, and drops what nobody in-sync has.
+    async fn compare(
+        &self,
+        inner: &Inner,
+        theirs: &BTreeMap<ChunkId, Copy>,
+    ) -> Result<(), Trouble> {
+        let disk = inner.disk(self.mandate.disk).map_err(refused)?;
+        let epoch = self.mandate.epoch;
+        let mut missing = BTreeSet::new();
+        for (chunk, copy) in theirs {
+            let same = disk.entry(*chunk).is_some_and(|entry| {
+                let equal = entry.lease.0 == copy.lease
+                    && entry.length == copy.length
+                    && entry.changed_epoch.0 == copy.changed_epoch
+                    && !copy.open
+                    && entry.open.is_none()
+                    && !entry.is_partial();
+                equal && disk.mark_verified(*chunk, &entry, epoch)
+            });
+            if !same {
+                missing.insert(*chunk);
+            }
+        }
+        let mut gone = Vec::new();
+        let mut from = ChunkId(0);
+        loop {
+            let (page, more) = disk.list(self.mandate.group, from, PAGE as usize);
+            for (chunk, entry) in &page {
+                // One that was made in this epoch came along the chain after the list was taken.
+                let old = entry.changed_epoch < epoch;
+                if old && !theirs.contains_key(chunk) {
+                    gone.push(*chunk);
+                }
+            }
+            match page.last().and_then(|(chunk, _)| chunk.0.checked_add(1)) {
+                Some(next) if more => from = ChunkId(next),
+                _ => break,
+            }
+        }
+        {
+            let mut state = self.state.lock();
+            state.chunks = missing.len() as u64;
+            state.missing = missing;
+            state.listed = true;
+        }
+        for chunk in gone {
+            self.check()?;
+            tracing::info!(%chunk, group = %self.mandate.group, "a copy that no in-sync member has is dropped");
+            inner
+                .on_disk(self.mandate.disk, move |disk| disk.discard(chunk))
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn fetch_missing(
+        &self,
+        inner: &Arc<Inner>,
+        theirs: &BTreeMap<ChunkId, Copy>,
+        sources: &[ChunkserverId],
+    ) -> Result<(), Trouble> {
+        let missing: Vec<ChunkId> = {
+            let state = self.state.lock();
+            theirs
+                .keys()
+                .filter(|chunk| state.missing.contains(chunk))
+                .copied()
+                .collect()
+        };
+        let jobs = missing.into_iter().enumerate().map(|(number, chunk)| {
+            let source = sources[number % sources.len()];
+            async move {
+                self.take_over(inner, chunk, source, false).await?;
+                self.state.lock().missing.remove(&chunk);
+                add(&inner.counts.filled_chunks, 1);
+                Ok::<(), Trouble>(())
+            }
+        });
+        let mut jobs =
+            futures::stream::iter(jobs).buffer_unordered(inner.config.fill_parallel.max(1));
+        while let Some(outcome) = jobs.next().await {
+            outcome?;
+        }
+        Ok(())
+    }
+
+    /// Chunks made along the chain while the list was taken: those that are still marked as
+    /// partial get the base they may have by now.
+    async fn end_partial(
+        &self,
+        inner: &Arc<Inner>,
+        sources: &[ChunkserverId],
+    ) -> Result<(), Trouble> {
+        let disk = inner.disk(self.mandate.disk).map_err(refused)?;
+        let partial = disk.partial(self.mandate.group);
+        for (number, chunk) in partial.into_iter().enumerate() {
+            let source = sources[number % sources.len()];
+            self.take_over(inner, chunk, source, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes one copy over. `afresh`: whatever is here counts for nothing.
+    async fn take_over(
+        &self,
+        inner: &Arc<Inner>,
+        chunk: ChunkId,
+        source: ChunkserverId,
+        afresh: bool,
+    ) -> Result<(), Trouble> {
+        let lock = Arc::clone(self.chunks.lock().entry(chunk).or_default());
+        let one = lock.lock().await;
+        let outcome = self.take_over_locked(inner, chunk, source, afresh).await;
+        drop(one);
+        drop(lock);
+        self.chunks
+            .lock()
+            .retain(|_, lock| Arc::strong_count(lock) > 1);
+        outcome
+    }
+
+    async fn take_over_locked(
+        &self,
+        inner: &Arc<Inner>,
+        chunk: ChunkId,
+        source: ChunkserverId,
+        afresh: bool,
+    ) -> Result<(), Trouble> {
+        self.check()?;
+        let (group, epoch) = (self.mandate.group, self.mandate.epoch);
+        let place = self.place(source);
+        let Some(copy) = copy_of(inner, place, chunk).await? else {
+            return self.without_base(inner, chunk, afresh).await;
+        };
+        let inode = InodeId(copy.inode);
+        let begun = inner
+            .on_disk(self.mandate.disk, move |disk| {
+                if afresh {
+                    disk.refill_begin(chunk, group, inode, epoch)
+                } else {
+                    disk.fill_begin(chunk, group, inode, epoch)
+                }
+            })
+            .await;
+        match begun {
+            // Freed meanwhile.
+            Err(Error::Deleted(_)) => return Ok(()),
+            other => other?,
+        }
+        let mut at = 0;
+        while at < copy.length {
+            self.check()?;
+            let length = FETCH_BYTES.min(copy.length - at);
+            self.take_range(inner, place, chunk, at, length).await?;
+            at += length;
+        }
+        let base = BaseCopy {
+            lease: LeaseId(copy.lease),
+            length: copy.length,
+            inode,
+            changed_epoch: Epoch(copy.changed_epoch),
+            open: copy.open,
+        };
+        let ended = inner
+            .on_disk(self.mandate.disk, move |disk| {
+                disk.fill_end(chunk, &base, epoch)
+            })
+            .await;
+        match ended {
+            Err(Error::NoSuchChunk(_)) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    async fn take_range(
+        &self,
+        inner: &Arc<Inner>,
+        place: Place,
+        chunk: ChunkId,
+        offset: u32,
+        length: u32,
+    ) -> Result<(), Trouble> {
+        inner.fills.throttle.take(length).await;
+        let fetched = fetch_range(inner, place, chunk, offset, length).await?;
+        let bytes = fetched.bytes;
+        add(&inner.counts.filled_bytes, bytes.len() as u64);
+        self.bytes_done
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let put = inner
+            .on_disk(self.mandate.disk, move |disk| {
+                disk.fill_base(chunk, offset, &bytes)
+            })
+            .await;
+        match put {
+            Err(Error::NoSuchChunk(_)) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    /// The other member has no such copy: what is here came along the chain and is all there is,
+    /// or it is gone.
+    async fn without_base(
+        &self,
+        inner: &Arc<Inner>,
+        chunk: ChunkId,
+        afresh: bool,
+    ) -> Result<(), Trouble> {
+        let disk = inner.disk(self.mandate.disk).map_err(refused)?;
+        let Some(entry) = disk.entry(chunk) else {
+            return Ok(());
+        };
+        let epoch = self.mandate.epoch;
+        if afresh || entry.changed_epoch < epoch {
+            inner
+                .on_disk(self.mandate.disk, move |disk| disk.discard(chunk))
+                .await?;
+            return Ok(());
+        }
+        if !entry.is_partial() {
+            return Ok(());
+        }
+        // A write reaches this tail of the chain before its head has applied it, so the head may
+        // have the copy a moment later. If it has not for so long, it refused the write.
+        let now = Instant::now();
+        let since = *self.absent_since.lock().entry(chunk).or_insert(now);
+        if now.duration_since(since) < ABSENT_WAIT {
+            return Err(Trouble::Later(format!(
+                "chunk {chunk} is not at its other members yet"
+            )));
+        }
+        inner
+            .on_disk(self.mandate.disk, move |disk| disk.discard(chunk))
+            .await?;
+        Ok(())
+    }
+}
+
+fn has_partial(inner: &Inner, mandate: &Mandate) -> bool {
+    let disk = inner.store.disk(mandate.disk);
+    disk.is_some_and(|disk| !disk.partial(mandate.group).is_empty())
+}
+
+fn refused(refusal: Refusal) -> Trouble {
+    Trouble::Later(refusal.failure.text)
+}
+
+/// Spreads bytes over time.
+struct Throttle {
+    bytes_per_second: u64,
+    /// When the next bytes may be taken.
+    next: Mutex<Option<Instant>>,
+}
+
+impl Throttle {
+    fn new(bytes_per_second: u64) -> Self {
+        Self {
+            bytes_per_second,
+            next: Mutex::default(),
+        }
+    }
+
+    async fn take(&self, bytes: u32) {
+        if self.bytes_per_second == 0 {
+            return;
+        }
+        let until = {
+            let mut next = self.next.lock();
+            let now = Instant::now();
+            let at = next.unwrap_or(now).max(now);
+            let nanos = u64::from(bytes).saturating_mul(1_000_000_000) / self.bytes_per_second;
+            *next = Some(at + Duration::from_nanos(nanos));
+            at
+        };
+        tokio::time::sleep_until(until).await;
+    }
+}
+
+/// Copies in one page of a list.
+const PAGE: u32 = 1024;
+/// Bytes fetched at once.
+const FETCH_BYTES: u32 = 1 << 20;
+/// Time after which a copy that only this member has is taken for one that was refused elsewhere.
+const ABSENT_WAIT: Duration = Duration::from_secs(10);
+/// Pause before a filling tries again.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Pause before the completing of copies is tried again by a member that is in-sync.
+const MEND_PAUSE: Duration = Duration::from_secs(1);

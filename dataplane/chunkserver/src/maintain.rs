@@ -1,0 +1,363 @@
+//! What the metadata servers ask for: seal, settle, trim, close, delete; and listing.
+//!
+//! They ask the in-sync members. Members that fill have to follow, or they would become in-sync
+//! with what was trimmed or settled away: one in-sync member passes it on to them before it answers.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hither_chunkstore::{Disk, Error, SettleOp, TrimOp};
+use hither_net::NetError;
+use hither_proto::chunk::{
+    Close, Copy, Delete, List, ListReply, Seal, SealReply, Settle, Target, TouchedBlock, Trim,
+};
+use hither_proto::common::Empty;
+use hither_proto::ids::{CHECKSUM_BLOCK, ChunkId, ChunkserverId, InodeId, LeaseId};
+use hither_proto::kind::Kind;
+use hither_proto::map::MemberState;
+use hither_proto::status::Status;
+use prost::Message;
+
+use crate::authority::{Mandate, passes_on};
+use crate::fetch::{Place, ask, copy_of, fetch_range};
+use crate::gate::Ticket;
+use crate::operation::{Call, Operation, Parked};
+use crate::server::Inner;
+use crate::status::Refusal;
+
+/// Serves a request of the metadata side on a task of its own.
+pub(crate) fn serve(
+    inner: &Arc<Inner>,
+    operation: Operation,
+    call: Call,
+    mandate: Mandate,
+    ticket: Ticket<Parked>,
+) {
+    let inner = Arc::clone(inner);
+    tokio::spawn(async move {
+        let Call {
+            responder,
+            permit,
+            peer,
+            ..
+        } = call;
+        let peer = peer.map(ChunkserverId);
+        let task = Task {
+            inner: &inner,
+            mandate,
+            peer,
+        };
+        match operation {
+            Operation::Seal(seal) => answer(responder, task.seal(&seal).await),
+            Operation::Settle(settle) => answer(responder, task.settle(&settle).await),
+            Operation::Trim(trim) => answer(responder, task.trim(&trim).await),
+            Operation::Close(close) => answer(responder, task.close(&close).await),
+            Operation::Delete(delete) => answer(responder, task.delete(&delete).await),
+            Operation::List(list) => answer(responder, task.list(&list)),
+            Operation::Write(_) | Operation::Flush(_) | Operation::Fetch(_) => {
+                unreachable!("these are served where they came in")
+            }
+        }
+        drop((permit, ticket));
+    });
+}
+
+fn answer<M: Message>(responder: hither_net::Responder, outcome: Result<M, Refusal>) {
+    match outcome {
+        Ok(message) => responder.ok(&message),
+        Err(refusal) => refusal.answer(responder),
+    }
+}
+
+struct Task<'a> {
+    inner: &'a Arc<Inner>,
+    mandate: Mandate,
+    /// The chunkserver that passed the request on.
+    peer: Option<ChunkserverId>,
+}
+
+impl Task<'_> {
+    async fn disk<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Disk) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        Ok(self.inner.on_disk(self.mandate.disk, job).await?)
+    }
+
+    fn place(&self, member: ChunkserverId) -> Place {
+        Place {
+            member,
+            group: self.mandate.group,
+            epoch: self.mandate.epoch,
+        }
+    }
+
+    async fn seal(&self, seal: &Seal) -> Result<SealReply, Refusal> {
+        let target = target(seal.target.as_ref())?;
+        let (chunk, lease) = (ChunkId(target.chunk), LeaseId(target.lease));
+        let group = self.mandate.group;
+        let sealed = self
+            .disk(move |disk| disk.seal(chunk, group, lease))
+            .await?;
+        if passes_on(&self.inner.link.map(), self.inner.me, group) {
+            self.pass_on(Kind::CHUNK_SEAL, seal).await?;
+        }
+        let touched = sealed.touched.iter().map(|touched| TouchedBlock {
+            block: touched.block,
+            checksum: touched.checksum,
+        });
+        Ok(SealReply {
+            exists: sealed.exists,
+            copy_length: sealed.copy_length,
+            lease_before: sealed.lease_before.0,
+            touched: touched.collect(),
+            boot_id: self.inner.boot.0,
+        })
+    }
+
+    async fn settle(&self, settle: &Settle) -> Result<Empty, Refusal> {
+        let target = target(settle.target.as_ref())?;
+        let chunk = ChunkId(target.chunk);
+        let source = settle
+            .source
+            .as_ref()
+            .map(|source| ChunkserverId(source.server))
+            .ok_or_else(|| bad_request("a settle names no source"))?;
+        if self.mandate.filling {
+            self.inner
+                .fills
+                .refill(self.inner, self.mandate, chunk, source)
+                .await?;
+            return Ok(Empty {});
+        }
+        let op = SettleOp {
+            chunk,
+            group: self.mandate.group,
+            inode: InodeId(0),
+            lease: LeaseId(target.lease),
+            epoch: self.mandate.epoch,
+            blocks: Vec::new(),
+            length: settle.length,
+            clear_open: true,
+        };
+        if source == self.inner.me {
+            self.disk(move |disk| disk.settle_blocks(&op)).await?;
+            self.pass_on(Kind::CHUNK_SETTLE, settle).await?;
+            return Ok(Empty {});
+        }
+        self.settle_from(source, op, &settle.blocks).await?;
+        Ok(Empty {})
+    }
+
+    /// Takes blocks from another member's copy.
+    async fn settle_from(
+        &self,
+        source: ChunkserverId,
+        op: SettleOp,
+        blocks: &[u32],
+    ) -> Result<(), Refusal> {
+        let place = self.place(source);
+        let mut op = op;
+        let held = self.inner.disk(self.mandate.disk)?.entry(op.chunk);
+        op.inode = match held {
+            Some(entry) => entry.inode,
+            None => {
+                let copy = copy_of(self.inner, place, op.chunk).await;
+                let copy = copy.map_err(|error| self.unreached(source, &error))?;
+                InodeId(copy.map_or(0, |copy| copy.inode))
+            }
+        };
+        let mut runs = runs_of(blocks).into_iter().peekable();
+        while let Some(run) = runs.next() {
+            let last = runs.peek().is_none();
+            let (first, count) = run;
+            let offset = first * CHECKSUM_BLOCK;
+            let fetched = fetch_range(self.inner, place, op.chunk, offset, count * CHECKSUM_BLOCK)
+                .await
+                .map_err(|error| self.unreached(source, &error))?;
+            let part = SettleOp {
+                blocks: blocks_in(first, count, &fetched.bytes),
+                clear_open: last,
+                ..op.clone()
+            };
+            self.disk(move |disk| disk.settle_blocks(&part)).await?;
+        }
+        if blocks.is_empty() {
+            self.disk(move |disk| disk.settle_blocks(&op)).await?;
+        }
+        Ok(())
+    }
+
+    async fn trim(&self, trim: &Trim) -> Result<Empty, Refusal> {
+        let target = target(trim.target.as_ref())?;
+        let op = TrimOp {
+            chunk: ChunkId(target.chunk),
+            group: self.mandate.group,
+            lease: LeaseId(target.lease),
+            epoch: self.mandate.epoch,
+            offset: trim.offset,
+            length: trim.length,
+        };
+        let chunk = op.chunk;
+        if self.mandate.filling
+            && let Some(source) = self.peer
+        {
+            self.inner
+                .fills
+                .refill(self.inner, self.mandate, chunk, source)
+                .await?;
+            // For a chunk that its source has not: the lease at least is remembered.
+            self.disk(move |disk| disk.trim(&op)).await?;
+            return Ok(Empty {});
+        }
+        self.disk(move |disk| disk.trim(&op)).await?;
+        if passes_on(&self.inner.link.map(), self.inner.me, self.mandate.group) {
+            self.pass_on(Kind::CHUNK_TRIM, trim).await?;
+        }
+        Ok(Empty {})
+    }
+
+    async fn close(&self, close: &Close) -> Result<Empty, Refusal> {
+        let chunks: Vec<ChunkId> = close.chunks.iter().copied().map(ChunkId).collect();
+        let lease = LeaseId(close.lease);
+        self.disk(move |disk| disk.close_marks(&chunks, lease))
+            .await?;
+        Ok(Empty {})
+    }
+
+    async fn delete(&self, delete: &Delete) -> Result<Empty, Refusal> {
+        let group = self.mandate.group;
+        let disk = self.inner.disk(self.mandate.disk)?;
+        let chunks: Vec<ChunkId> = delete
+            .chunks
+            .iter()
+            .copied()
+            .map(ChunkId)
+            .filter(|chunk| disk.entry(*chunk).is_none_or(|entry| entry.group == group))
+            .collect();
+        self.disk(move |disk| disk.delete(&chunks)).await?;
+        if passes_on(&self.inner.link.map(), self.inner.me, group) {
+            self.pass_on(Kind::CHUNK_DELETE, delete).await?;
+        }
+        Ok(Empty {})
+    }
+
+    fn list(&self, list: &List) -> Result<ListReply, Refusal> {
+        let disk = self.inner.disk(self.mandate.disk)?;
+        let limit = list.limit.clamp(1, LIST_MAX) as usize;
+        let (copies, more) = disk.list(self.mandate.group, ChunkId(list.from), limit);
+        let copies = copies.into_iter().map(|(chunk, entry)| Copy {
+            chunk: chunk.0,
+            lease: entry.lease.0,
+            length: entry.length,
+            inode: entry.inode.0,
+            open: entry.open.is_some(),
+            changed_epoch: entry.changed_epoch.0,
+        });
+        Ok(ListReply {
+            copies: copies.collect(),
+            more,
+        })
+    }
+
+    /// Tells the members that fill, and waits for all of them.
+    async fn pass_on<M: Message>(&self, kind: Kind, message: &M) -> Result<(), Refusal> {
+        let filling: Vec<ChunkserverId> = self
+            .inner
+            .link
+            .map()
+            .members_in(self.mandate.group, MemberState::Filling)
+            .filter(|id| *id != self.inner.me)
+            .collect();
+        let calls = filling
+            .iter()
+            .map(|member| ask(self.inner, *member, kind, message));
+        let answers = futures::future::join_all(calls).await;
+        for (member, answer) in filling.iter().zip(answers) {
+            match answer {
+                Ok(_)
+                | Err(NetError::Refused {
+                    status: Status::NO_SUCH_CHUNK,
+                    ..
+                }) => {}
+                Err(error) => return Err(self.unreached(*member, &error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn unreached(&self, member: ChunkserverId, error: &NetError) -> Refusal {
+        match error {
+            NetError::Refused { status, failure } => Refusal {
+                status: *status,
+                failure: failure.clone(),
+            },
+            other => Refusal::broken_link(self.inner.me.0, member.0, other),
+        }
+    }
+}
+
+fn target(target: Option<&Target>) -> Result<&Target, Refusal> {
+    target.ok_or_else(|| bad_request("the request names no chunk"))
+}
+
+fn bad_request(text: &str) -> Refusal {
+    Refusal::new(Status::BAD_REQUEST, text)
+}
+
+/// Cuts block numbers into runs of neighbours: first and count.
+fn runs_of(blocks: &[u32]) -> Vec<(u32, u32)> {
+    let mut blocks = blocks.to_vec();
+    blocks.sort_unstable();
+    blocks.dedup();
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for block in blocks {
+        match runs.last_mut() {
+            Some((first, count)) if *first + *count == block && *count < RUN_BLOCKS_MAX => {
+                *count += 1;
+            }
+            _ => runs.push((block, 1)),
+        }
+    }
+    runs
+}
+
+/// The blocks of fetched bytes; empty where the copy ends before.
+fn blocks_in(first: u32, count: u32, bytes: &Bytes) -> Vec<(u32, Bytes)> {
+    (0..count)
+        .map(|number| {
+            let start = ((number * CHECKSUM_BLOCK) as usize).min(bytes.len());
+            let end = (start + CHECKSUM_BLOCK as usize).min(bytes.len());
+            (first + number, bytes.slice(start..end))
+        })
+        .collect()
+}
+
+/// Copies in one page of a list.
+const LIST_MAX: u32 = 4096;
+/// Blocks fetched at once.
+const RUN_BLOCKS_MAX: u32 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_neighbours() {
+        assert_eq!(runs_of(&[]), vec![]);
+        assert_eq!(runs_of(&[5, 3, 4, 9, 4]), vec![(3, 3), (9, 1)]);
+        let many: Vec<u32> = (0..300).collect();
+        assert_eq!(runs_of(&many), vec![(0, 256), (256, 44)]);
+    }
+
+    #[test]
+    fn blocks_behind_the_end_are_empty() {
+        let bytes = Bytes::from(vec![1; 5000]);
+        let blocks = blocks_in(7, 3, &bytes);
+        let lengths: Vec<(u32, usize)> = blocks
+            .iter()
+            .map(|(number, bytes)| (*number, bytes.len()))
+            .collect();
+        assert_eq!(lengths, [(7, 4096), (8, 904), (9, 0)]);
+    }
+}

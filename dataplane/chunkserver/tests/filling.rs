@@ -1,0 +1,295 @@
+//! Members that fill: empty ones, ones that were away, and what changes meanwhile.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hither_net::NetError;
+use hither_proto::chunk::{Delete, Seal, Settle, Trim};
+use hither_proto::kind::Kind;
+use hither_proto::map::MemberState::{Filling, InSync, Lagging};
+use hither_proto::status::Status;
+
+use support::{Cluster, GROUP, pattern, put, same};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_empty_member_fills_while_writes_go_on() {
+    let mut cluster = Cluster::start(2).await;
+    let mut expected = Vec::new();
+    for chunk in 1..=12u64 {
+        let length = usize::try_from(chunk).unwrap() * 150_000;
+        cluster
+            .write(&[1, 2], put(chunk, 1, 1, 0, length))
+            .await
+            .unwrap();
+        expected.push(pattern(chunk, 1, 0, length));
+    }
+    assert_eq!(cluster.start_server(3).await, 3);
+    let cluster = Arc::new(cluster);
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (cluster, stop) = (Arc::clone(&cluster), Arc::clone(&stop));
+        tokio::spawn(async move {
+            let mut version = 2u64;
+            while !stop.load(Ordering::Relaxed) || version < 40 {
+                // New chunks too.
+                let chunk = version * 7 % 15 + 1;
+                let offset = u32::try_from(version * 37_003 % 140_000).unwrap();
+                let length = usize::try_from(version * 7919 % 90_000).unwrap() + 1;
+                let wanted = put(chunk, 1, version, offset, length);
+                write_somehow(&cluster, &wanted).await;
+                while expected.len() < usize::try_from(chunk).unwrap() {
+                    expected.push(Vec::new());
+                }
+                let copy = &mut expected[usize::try_from(chunk).unwrap() - 1];
+                let end = offset as usize + length;
+                copy.resize(copy.len().max(end), 0);
+                copy[offset as usize..end].copy_from_slice(&wanted.bytes);
+                version += 1;
+            }
+            expected
+        })
+    };
+    cluster
+        .manager
+        .set_group(&[(1, InSync), (2, InSync), (3, Filling)], 1);
+    cluster.manager.until_in_sync(3).await;
+    stop.store(true, Ordering::Relaxed);
+    let expected = writer.await.unwrap();
+    for (chunk, bytes) in (1u64..).zip(&expected) {
+        for id in 1..=3 {
+            let found = cluster.content(id, chunk).await;
+            if bytes.is_empty() && found.is_err() {
+                continue;
+            }
+            same(&found.unwrap(), bytes);
+        }
+    }
+    let counters = cluster.servers[&3].counters();
+    assert!(counters.filled_chunks >= 12, "{counters:?}");
+}
+
+/// Writes along the chain of the newest map until it is taken, with a higher chain number each time.
+async fn write_somehow(cluster: &Cluster, wanted: &support::Put) {
+    for attempt in 1..200u32 {
+        let map = cluster.manager.map();
+        let members = |state: i32| {
+            map.groups[0]
+                .members
+                .iter()
+                .filter(move |m| m.state == state)
+                .map(|m| m.server)
+        };
+        let chain: Vec<u64> = members(InSync.into())
+            .chain(members(Filling.into()))
+            .collect();
+        let mut write = hither_proto::chunk::Write {
+            target: Some(cluster.target(wanted.chunk, wanted.lease)),
+            offset: wanted.offset,
+            checksums: hither_proto::checksum::piece_checksums(wanted.offset, &wanted.bytes),
+            rest: cluster.hops(&chain[1..]),
+            may_create: true,
+            session: 5,
+            inode: wanted.chunk + 100,
+            ..hither_proto::chunk::Write::default()
+        };
+        write.chain_number = attempt.max(CHAIN.load(Ordering::Relaxed));
+        match cluster.send(chain[0], &write, wanted.bytes.clone()).await {
+            Ok(_) => return,
+            Err(NetError::Refused {
+                status: Status::STALE_EPOCH | Status::RETRY | Status::NOT_MINE,
+                ..
+            }) => {
+                CHAIN.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    panic!("the write was never taken");
+}
+
+static CHAIN: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_was_away_takes_only_what_changed() {
+    let mut cluster = Cluster::start(2).await;
+    let epoch = cluster.manager.epoch();
+    for chunk in 1..=6u64 {
+        cluster
+            .write(&[1, 2], put(chunk, chunk, 1, 0, 200_000))
+            .await
+            .unwrap();
+    }
+    for id in [1, 2] {
+        for lease in 1..=6 {
+            let close = hither_proto::chunk::Close {
+                group: GROUP,
+                epoch,
+                chunks: vec![lease],
+                lease,
+            };
+            cluster.call(id, Kind::CHUNK_CLOSE, &close).await.unwrap();
+        }
+    }
+    cluster.stop_server(2).await;
+    cluster.manager.set_group(&[(1, InSync), (2, Lagging)], 1);
+    cluster
+        .write(&[1], put(2, 10, 2, 1000, 5000))
+        .await
+        .unwrap();
+    cluster
+        .write(&[1], put(9, 11, 1, 0, 100_000))
+        .await
+        .unwrap();
+    let epoch = cluster.manager.epoch();
+    cluster
+        .call(
+            1,
+            Kind::CHUNK_DELETE,
+            &Delete {
+                group: GROUP,
+                epoch,
+                chunks: vec![3],
+            },
+        )
+        .await
+        .unwrap();
+    let trim = Trim {
+        target: Some(cluster.target(4, 12)),
+        offset: 50_000,
+        length: 0,
+    };
+    cluster.call(1, Kind::CHUNK_TRIM, &trim).await.unwrap();
+
+    assert_eq!(cluster.start_server(2).await, 2);
+    assert_eq!(
+        support::refused(cluster.read(2, 1, 0, 10).await).0,
+        Status::NOT_MINE
+    );
+    cluster.manager.set_group(&[(1, InSync), (2, Filling)], 1);
+    cluster.manager.until_in_sync(2).await;
+    for chunk in [1, 2, 4, 5, 6, 9] {
+        same(
+            &cluster.content(2, chunk).await.unwrap(),
+            &cluster.content(1, chunk).await.unwrap(),
+        );
+    }
+    assert_eq!(
+        support::refused(cluster.read(2, 3, 0, 10).await).0,
+        Status::NO_SUCH_CHUNK
+    );
+    assert_eq!(cluster.servers[&2].counters().filled_chunks, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_metadata_side_changes_reaches_filling_members_too() {
+    let mut cluster = Cluster::start(1).await;
+    cluster.manager.promotes(false);
+    for chunk in 1..=4u64 {
+        cluster
+            .write(&[1], put(chunk, 1, 1, 0, 300_000))
+            .await
+            .unwrap();
+    }
+    assert_eq!(cluster.start_server(2).await, 2);
+    cluster.manager.set_group(&[(1, InSync), (2, Filling)], 1);
+    until_filled(&cluster, 2).await;
+    // Filled, but the manager has not made it in-sync yet.
+    let trim = Trim {
+        target: Some(cluster.target(1, 5)),
+        offset: 100_000,
+        length: 0,
+    };
+    cluster.call(1, Kind::CHUNK_TRIM, &trim).await.unwrap();
+    let seal = Seal {
+        target: Some(cluster.target(2, 5)),
+    };
+    cluster.call(1, Kind::CHUNK_SEAL, &seal).await.unwrap();
+    let settle = Settle {
+        target: Some(cluster.target(2, 5)),
+        source: cluster.hops(&[1]).pop(),
+        blocks: vec![],
+        length: 200_000,
+    };
+    cluster.call(1, Kind::CHUNK_SETTLE, &settle).await.unwrap();
+    let delete = Delete {
+        group: GROUP,
+        epoch: cluster.manager.epoch(),
+        chunks: vec![3],
+    };
+    cluster.call(1, Kind::CHUNK_DELETE, &delete).await.unwrap();
+    // A late write under the old lease is refused by the tail as by the head.
+    assert_eq!(
+        support::refused(cluster.write(&[1, 2], put(1, 1, 2, 0, 10)).await).0,
+        Status::STALE_LEASE
+    );
+    cluster.manager.set_group(&[(1, InSync), (2, InSync)], 1);
+    same(
+        &cluster.content(2, 1).await.unwrap(),
+        &pattern(1, 1, 0, 100_000),
+    );
+    same(
+        &cluster.content(2, 2).await.unwrap(),
+        &pattern(2, 1, 0, 200_000),
+    );
+    assert_eq!(
+        support::refused(cluster.read(2, 3, 0, 10).await).0,
+        Status::NO_SUCH_CHUNK
+    );
+    same(
+        &cluster.content(2, 4).await.unwrap(),
+        &pattern(4, 1, 0, 300_000),
+    );
+}
+
+async fn until_filled(cluster: &Cluster, id: u64) {
+    let wait = async {
+        loop {
+            let progress = cluster.servers[&id].fill_progress();
+            if progress.values().any(|progress| progress.caught_up) {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(support::WAIT, wait)
+        .await
+        .expect("the member fills");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_members_give_and_a_limit_is_kept() {
+    let mut cluster = Cluster::adjusted(2, |config| config.fill_bytes_per_second = 20 << 20).await;
+    for chunk in 1..=6u64 {
+        cluster
+            .write(&[1, 2], put(chunk, 1, 1, 0, 1 << 20))
+            .await
+            .unwrap();
+    }
+    assert_eq!(cluster.start_server(3).await, 3);
+    let begun = tokio::time::Instant::now();
+    cluster
+        .manager
+        .set_group(&[(1, InSync), (2, InSync), (3, Filling)], 1);
+    cluster.manager.until_in_sync(3).await;
+    // The first piece is free; five more take a twentieth of a second each.
+    assert!(begun.elapsed().as_millis() >= 250, "{:?}", begun.elapsed());
+    let fetched = |id: u64| {
+        cluster.servers[&id]
+            .store()
+            .disk(hither_proto::ids::DiskIndex(0))
+            .unwrap()
+            .counters()
+            .reads
+    };
+    assert!(fetched(1) >= 3 && fetched(2) >= 3);
+    for chunk in 1..=6u64 {
+        same(
+            &cluster.content(3, chunk).await.unwrap(),
+            &pattern(chunk, 1, 0, 1 << 20),
+        );
+    }
+}
