@@ -77,6 +77,8 @@ pub(crate) struct Servers {
 pub(crate) struct Candidate {
     pub(crate) id: ChunkserverId,
     pub(crate) address: String,
+    /// Rank by preference, then distance: lower is nearer.
+    pub(crate) farness: (usize, u32),
 }
 
 /// One operation in flight on a server; counted until dropped.
@@ -126,12 +128,7 @@ impl Servers {
         let order = self.order(map, &received, false);
         let mut chain = self.candidates(map, &received, &order);
         for id in map.members_in(group, MemberState::Filling) {
-            if let Some(address) = map.address(id) {
-                chain.push(Candidate {
-                    id,
-                    address: address.to_owned(),
-                });
-            }
+            chain.extend(self.candidate(map, id));
         }
         chain
     }
@@ -194,14 +191,26 @@ impl Servers {
     ) -> Vec<Candidate> {
         order
             .iter()
-            .filter_map(|at| {
-                let id = *ids.get(*at)?;
-                Some(Candidate {
-                    id,
-                    address: map.address(id)?.to_owned(),
-                })
-            })
+            .filter_map(|at| self.candidate(map, *ids.get(*at)?))
             .collect()
+    }
+
+    fn candidate(&self, map: &ClusterView, id: ChunkserverId) -> Option<Candidate> {
+        let server = map.server(id)?;
+        let zone = server.chunkserver.zone.as_str();
+        let own = zone == self.config.zone;
+        let view = if map.locations() && !own {
+            LocationView::Other
+        } else {
+            LocationView::Own
+        };
+        let labels = effective_labels(&server.labels, view);
+        let rank = self.config.preferred.rank(labels).index();
+        Some(Candidate {
+            id,
+            address: map.address(id)?.to_owned(),
+            farness: (rank, map.distance(&self.config.zone, zone)),
+        })
     }
 
     pub(crate) fn is_suspect(&self, id: ChunkserverId) -> bool {

@@ -35,27 +35,26 @@ impl Inner {
     pub(crate) async fn flush_stable(&self, file: &File) -> Result<(), FsError> {
         self.flush_dirty(file, true).await;
         let deadline = self.deadline();
-        loop {
-            let chunk = {
-                let mut data = file.data.lock();
-                data.unsynced
-                    .retain(|_, unsynced| !unsynced.data.is_empty());
-                let index = data.unsynced.keys().next().copied();
-                match index {
-                    Some(index) => match data.refs.get(&index) {
-                        Some(chunk) => *chunk,
-                        None => {
-                            // Cut off meanwhile: nothing of it counts.
-                            let gone = data.unsynced.remove(&index);
-                            let bytes = gone.map_or(0, |gone| gone.data.bytes());
-                            self.unsynced_bytes.fetch_sub(bytes, Ordering::AcqRel);
-                            continue;
-                        }
-                    },
-                    None => return file.take_error(),
-                }
-            };
+        while let Some(chunk) = self.next_unsynced(file) {
             self.flush_chunk(file, &chunk, deadline).await?;
+        }
+        file.take_error()
+    }
+
+    /// A chunk with applied data that no flush has covered.
+    fn next_unsynced(&self, file: &File) -> Option<ChunkRef> {
+        let mut data = file.data.lock();
+        data.unsynced
+            .retain(|_, unsynced| !unsynced.data.is_empty());
+        loop {
+            let index = data.unsynced.keys().next().copied()?;
+            if let Some(chunk) = data.refs.get(&index) {
+                return Some(*chunk);
+            }
+            // Cut off meanwhile: nothing of it counts.
+            let gone = data.unsynced.remove(&index);
+            let bytes = gone.map_or(0, |gone| gone.data.bytes());
+            self.unsynced_bytes.fetch_sub(bytes, Ordering::AcqRel);
         }
     }
 

@@ -517,6 +517,7 @@ mod tests {
             .map(|id| Candidate {
                 id: ChunkserverId(*id),
                 address: id.to_string(),
+                farness: (0, 0),
             })
             .collect()
     }

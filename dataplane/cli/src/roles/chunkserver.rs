@@ -1,11 +1,43 @@
 //! A chunkserver.
 
 use anyhow::bail;
+use hither_chunkserver::{ChunkServer, ChunkServerConfig};
 
+use super::{addresses, read_config, terminated};
 use crate::args;
 
-/// Runs until SIGTERM.
-pub(crate) async fn run(_: args::Chunkserver) -> anyhow::Result<()> {
-    std::future::ready(()).await;
-    bail!("not here yet")
+/// Runs until SIGTERM, or until it has to stop by itself.
+pub(crate) async fn run(args: args::Chunkserver) -> anyhow::Result<()> {
+    let mut config: ChunkServerConfig = read_config(args.config.as_deref())?;
+    if !args.disks.is_empty() {
+        config.disks = args.disks;
+    }
+    config.listen = args.listen.unwrap_or(config.listen);
+    config.advertise = args.advertise.unwrap_or(config.advertise);
+    config.zone = args.zone.unwrap_or(config.zone);
+    config.region = args.region.unwrap_or(config.region);
+    config.node = args.node.unwrap_or(config.node);
+    if let Some(managers) = &args.managers {
+        config.managers = addresses(managers);
+    }
+    if let Some(labels) = &args.labels {
+        config.labels = addresses(labels);
+    }
+    if config.disks.is_empty() {
+        bail!("where are the chunks kept? give --disk DIRECTORY, once for each disk");
+    }
+    if config.managers.is_empty() {
+        bail!("where is the manager? give --managers HOST:PORT");
+    }
+    let server = ChunkServer::start(config).await?;
+    println!("chunkserver {} ready at {}", server.id(), server.address());
+    let why = tokio::select! {
+        ended = terminated() => { ended?; None }
+        why = server.stopped() => Some(why),
+    };
+    server.shutdown().await?;
+    match why {
+        Some(why) => Err(why.into()),
+        None => Ok(()),
+    }
 }
