@@ -5,4 +5,4 @@ cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
 cargo build --quiet --bin hither
 export HITHER_BIN="$target/debug/hither"
-cargo test --quiet -p hither-e2e --features live -- --test-threads=1 "$@"
+cargo test --quiet -p hither-e2e --features live "$@" -- --test-threads=1
