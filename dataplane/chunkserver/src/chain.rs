@@ -84,7 +84,13 @@ pub(crate) fn write(
                 inner.counts.remember(recent);
                 Ok(())
             }
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                if matches!(error, Error::DiskFailed { .. }) {
+                    // The manager should know before the next regular beat.
+                    inner.beat_now.notify_one();
+                }
+                Err(error.into())
+            }
         };
         drop((ticket, writing));
         join.local(outcome);

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use hither_chunkstore::{Disk, Error, SettleOp, TrimOp};
 use hither_net::NetError;
 use hither_proto::chunk::{
@@ -136,7 +135,7 @@ impl Task<'_> {
             inode: InodeId(0),
             lease: LeaseId(target.lease),
             epoch: self.mandate.epoch,
-            blocks: Vec::new(),
+            runs: Vec::new(),
             length: settle.length,
             clear_open: true,
         };
@@ -176,7 +175,12 @@ impl Task<'_> {
                 .await
                 .map_err(|error| self.unreached(source, &error))?;
             let part = SettleOp {
-                blocks: blocks_in(first, count, &fetched.bytes),
+                // Behind the end of the source's copy there is nothing to settle.
+                runs: if fetched.bytes.is_empty() {
+                    Vec::new()
+                } else {
+                    vec![(first, fetched.bytes)]
+                },
                 clear_open: last,
                 ..op.clone()
             };
@@ -322,17 +326,6 @@ fn runs_of(blocks: &[u32]) -> Vec<(u32, u32)> {
     runs
 }
 
-/// The blocks of fetched bytes; empty where the copy ends before.
-fn blocks_in(first: u32, count: u32, bytes: &Bytes) -> Vec<(u32, Bytes)> {
-    (0..count)
-        .map(|number| {
-            let start = ((number * CHECKSUM_BLOCK) as usize).min(bytes.len());
-            let end = (start + CHECKSUM_BLOCK as usize).min(bytes.len());
-            (first + number, bytes.slice(start..end))
-        })
-        .collect()
-}
-
 /// Copies in one page of a list.
 const LIST_MAX: u32 = 4096;
 /// Blocks fetched at once.
@@ -348,16 +341,5 @@ mod tests {
         assert_eq!(runs_of(&[5, 3, 4, 9, 4]), vec![(3, 3), (9, 1)]);
         let many: Vec<u32> = (0..300).collect();
         assert_eq!(runs_of(&many), vec![(0, 256), (256, 44)]);
-    }
-
-    #[test]
-    fn blocks_behind_the_end_are_empty() {
-        let bytes = Bytes::from(vec![1; 5000]);
-        let blocks = blocks_in(7, 3, &bytes);
-        let lengths: Vec<(u32, usize)> = blocks
-            .iter()
-            .map(|(number, bytes)| (*number, bytes.len()))
-            .collect();
-        assert_eq!(lengths, [(7, 4096), (8, 904), (9, 0)]);
     }
 }

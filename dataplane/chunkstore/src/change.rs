@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 use hither_log::Lsn;
-use hither_proto::checksum::crc32c;
+use hither_proto::checksum::{crc32c, piece_checksums};
 use hither_proto::ids::{ChainNumber, ChunkId, Epoch, GroupId, InodeId, LeaseId, SessionId};
 
 use crate::core::{BAD_CHECKSUM, Core, How, Stop};
 use crate::entry::{Entry, EntryFlags, OpenMark, Regions};
 use crate::error::Error;
 use crate::geometry::{
-    BLOCK, BLOCK_LEN, CHUNK_BYTES, ZERO_CHECKSUM, block_of, blocks_of, bytes_of,
+    BLOCK, BLOCK_LEN, BLOCKS_MAX, CHUNK_BYTES, ZERO_CHECKSUM, blocks_of, bytes_of, len32,
 };
 use crate::holds::Reason;
 use crate::live::{ChunkState, Live};
@@ -67,8 +67,9 @@ pub struct SettleOp {
     pub lease: LeaseId,
     /// Group epoch.
     pub epoch: Epoch,
-    /// Numbers of blocks and their bytes; a block may be shorter than 4 KiB, zeros follow then.
-    pub blocks: Vec<(u32, Bytes)>,
+    /// Numbers of first blocks and the bytes from there on, at most 1 MiB each; what is left of a
+    /// last block becomes zeros.
+    pub runs: Vec<(u32, Bytes)>,
     /// Bytes of the copy afterwards.
     pub length: u32,
     /// The copy is settled with this: its open mark goes.
@@ -252,31 +253,25 @@ impl Core {
 
     /// Makes blocks of a copy equal to another's and cuts it. Stable when this returns.
     pub(crate) fn settle_blocks(&self, op: &SettleOp) -> Result<(), Error> {
-        if op.length > CHUNK_BYTES || op.blocks.iter().any(|(block, bytes)| !fits(*block, bytes)) {
+        if op.length > CHUNK_BYTES || op.runs.iter().any(|(block, bytes)| !fits(*block, bytes)) {
             return Err(Error::BadRequest("a block is not inside a chunk"));
         }
         let live = self.lives.get(op.chunk);
-        for batch in op.blocks.chunks(SETTLE_BATCH) {
+        for (block, bytes) in &op.runs {
             self.with_room(&live, |core, state| {
                 core.check_log_room()?;
-                let mut entry = core.entry_under_lease(&live, state, op.group, op.lease)?;
-                if !entry.exists() {
-                    entry.inode = op.inode;
-                    entry.flags = entry.flags.set(EntryFlags::ABSENT, false);
-                }
-                entry.lease = op.lease;
-                for (block, bytes) in batch {
-                    let start = block * BLOCK;
-                    let end = start + crate::geometry::len32(bytes);
-                    entry.touch(
-                        &(start..end.min(op.length).max(start)),
-                        OpenMark {
-                            lease: op.lease,
-                            session: SessionId(0),
-                            epoch: op.epoch,
-                        },
-                    );
-                    core.put_block(&live, state, &mut entry, *block, bytes)?;
+                let mut entry = core.entry_to_settle(&live, state, op)?;
+                let start = block * BLOCK;
+                let range = start..(start + len32(bytes)).min(op.length).max(start);
+                let mark = OpenMark {
+                    lease: op.lease,
+                    session: SessionId(0),
+                    epoch: op.epoch,
+                };
+                entry.touch(&range, mark);
+                core.put_blocks(&live, state, &mut entry, *block, bytes)?;
+                if entry.is_partial() {
+                    state.written.add(&bytes_of(&blocks_of(&range)));
                 }
                 Ok(())
             })?;
@@ -284,20 +279,17 @@ impl Core {
         self.tidy_if_full()?;
         let one = live.syncing.lock();
         self.locked(&live, |core, state| {
-            let mut entry = core.entry_under_lease(&live, state, op.group, op.lease)?;
-            if !entry.exists() {
-                if op.length == 0 {
-                    return Ok(());
-                }
-                entry.inode = op.inode;
-                entry.flags = entry.flags.set(EntryFlags::ABSENT, false);
-            }
-            entry.lease = op.lease;
+            let mut entry = core.entry_to_settle(&live, state, op)?;
             entry.changed_epoch = entry.changed_epoch.max(op.epoch);
             if entry.length > op.length {
                 core.trim_locked(&live, state, &mut entry, (op.length, 0))?;
             }
             entry.length = op.length;
+            if entry.is_partial() && state.written.gaps(&(0..op.length)).is_empty() {
+                // All of it came with this: nothing is left to be fetched.
+                entry.flags = entry.flags.set(EntryFlags::PARTIAL, false);
+                state.written = crate::ranges::Ranges::default();
+            }
             core.record_state(How::Blocking, op.chunk, &mut entry)?;
             Ok(())
         })?;
@@ -307,6 +299,28 @@ impl Core {
             self.close(&[op.chunk], op.lease)?;
         }
         Ok(())
+    }
+
+    fn entry_to_settle(
+        &self,
+        live: &Live,
+        state: &mut ChunkState,
+        op: &SettleOp,
+    ) -> Result<Entry, Stop> {
+        let mut entry = self.entry_under_lease(live, state, op.group, op.lease)?;
+        if !entry.exists() {
+            entry.inode = op.inode;
+            entry.flags = entry.flags.set(EntryFlags::ABSENT, false);
+        }
+        if entry.lease < op.lease {
+            entry.lease = op.lease;
+            entry.chain = ChainNumber(0);
+        }
+        if entry.is_partial() && state.written_epoch != op.epoch {
+            state.written = crate::ranges::Ranges::default();
+            state.written_epoch = op.epoch;
+        }
+        Ok(entry)
     }
 
     /// Overwrites a block whose content is bad with that of another member. Does nothing when the
@@ -345,34 +359,36 @@ impl Core {
                 // Written here already, and perhaps not yet there.
                 over.lay_over(&mut whole);
             }
-            core.put_block(&live, state, &mut entry, block, &whole.into())?;
+            core.put_blocks(&live, state, &mut entry, block, &whole.into())?;
             Ok(true)
         })
     }
 
-    /// Puts a whole block, zeros behind what is given.
-    fn put_block(
+    /// Puts whole blocks, zeros behind what is given.
+    fn put_blocks(
         &self,
         live: &Live,
         state: &mut ChunkState,
         entry: &mut Entry,
-        block: u32,
+        first: u32,
         bytes: &Bytes,
     ) -> Result<(), Stop> {
-        let whole = if bytes.len() == BLOCK_LEN {
+        let whole_length = bytes.len().next_multiple_of(BLOCK_LEN).max(BLOCK_LEN);
+        let whole = if bytes.len() == whole_length {
             bytes.clone()
         } else {
             let mut padded = bytes.to_vec();
-            padded.resize(BLOCK_LEN, 0);
+            padded.resize(whole_length, 0);
             padded.into()
         };
-        let checksums = [crc32c(&whole)];
+        let offset = first * BLOCK;
+        let checksums = piece_checksums(offset, &whole);
         self.put(
             How::Blocking,
             live,
             state,
             entry,
-            (block * BLOCK, &whole, &checksums),
+            (offset, &whole, &checksums),
         )?;
         Ok(())
     }
@@ -471,10 +487,10 @@ impl Core {
 }
 
 fn fits(block: u32, bytes: &[u8]) -> bool {
-    block < block_of(CHUNK_BYTES)
-        && bytes.len() <= BLOCK_LEN
-        && bytes_of(&(block..block + 1)).end <= CHUNK_BYTES
+    let blocks = u32::try_from(bytes.len().div_ceil(BLOCK_LEN)).ok();
+    let end = blocks.and_then(|blocks| block.checked_add(blocks.max(1)));
+    bytes.len() <= RUN_LEN_MAX && end.is_some_and(|end| end <= BLOCKS_MAX)
 }
 
-/// Blocks that are settled under one hold of the chunk's lock.
-const SETTLE_BATCH: usize = 64;
+/// Bytes that are settled under one hold of the chunk's lock.
+const RUN_LEN_MAX: usize = 1 << 20;

@@ -15,34 +15,32 @@ use crate::index::{Changes, Index};
 
 /// An open durable index.
 pub(crate) struct Checkpoint {
-    database: Database,
+    dir: Arc<dyn LogDir>,
+    /// `None` after a commit that failed: what it left is found out by opening again.
+    database: Option<Database>,
 }
 
 impl Checkpoint {
     /// Opens the index in `dir`, making an empty one when there is none.
-    pub(crate) fn open(dir: &dyn LogDir) -> Result<Self, String> {
-        if !exists(dir, FILE).map_err(|error| error.to_string())? {
-            create(dir)?;
+    pub(crate) fn open(dir: &Arc<dyn LogDir>) -> Result<Self, String> {
+        if !exists(dir.as_ref(), FILE).map_err(|error| error.to_string())? {
+            create(dir.as_ref())?;
         }
-        let file = dir.open(FILE).map_err(|error| error.to_string())?;
-        let database = database(file)?;
-        let checkpoint = Self { database };
-        let version = checkpoint.version().map_err(|error| error.to_string())?;
+        let database = reopen(dir.as_ref())?;
+        let version = version(&database).map_err(|error| error.to_string())?;
         if version != Some(VERSION) {
             return Err(format!("index has format version {version:?}"));
         }
-        Ok(checkpoint)
-    }
-
-    fn version(&self) -> Result<Option<u64>, redb::Error> {
-        let read = self.database.begin_read()?;
-        let table = read.open_table(META)?;
-        Ok(table.get(VERSION_KEY)?.map(|value| value.value()))
+        Ok(Self {
+            dir: Arc::clone(dir),
+            database: Some(database),
+        })
     }
 
     /// The whole index.
     pub(crate) fn load(&self) -> Result<Index, String> {
-        let (entries, deleted) = self.read().map_err(|error| error.to_string())?;
+        let database = self.database.as_ref().ok_or("the index is not open")?;
+        let (entries, deleted) = read(database).map_err(|error| error.to_string())?;
         let entries = entries.into_iter().map(|(chunk, bytes)| {
             let entry = decode(&bytes).ok_or_else(|| format!("index entry of chunk {chunk}"))?;
             Ok((chunk, entry))
@@ -53,50 +51,62 @@ impl Checkpoint {
         ))
     }
 
-    fn read(&self) -> Result<(RawEntries, Vec<(u64, ChunkId)>), redb::Error> {
-        let read = self.database.begin_read()?;
-        let mut entries = Vec::new();
-        for item in read.open_table(ENTRIES)?.iter()? {
-            let (chunk, value) = item?;
-            entries.push((ChunkId(chunk.value()), value.value()));
-        }
-        let mut deleted = Vec::new();
-        for item in read.open_table(DELETED)?.iter()? {
-            let (number, chunk) = item?;
-            deleted.push((number.value(), ChunkId(chunk.value())));
-        }
-        Ok((entries, deleted))
-    }
-
-    /// Makes changes durable, all or none.
-    pub(crate) fn commit(&self, changes: &Changes) -> io::Result<()> {
-        self.write(changes).map_err(|error| match error {
+    /// Makes changes durable, all or none. After a failure the same changes may be committed again.
+    pub(crate) fn commit(&mut self, changes: &Changes) -> io::Result<()> {
+        let database = match self.database.take() {
+            Some(database) => database,
+            None => reopen(self.dir.as_ref()).map_err(io::Error::other)?,
+        };
+        write(&database, changes).map_err(|error| match error {
             redb::Error::Io(error) => error,
             other => io::Error::other(other.to_string()),
-        })
-    }
-
-    fn write(&self, changes: &Changes) -> Result<(), redb::Error> {
-        let mut write = self.database.begin_write()?;
-        write.set_durability(Durability::Immediate)?;
-        write.set_quick_repair(true);
-        {
-            let mut entries = write.open_table(ENTRIES)?;
-            for (chunk, entry) in &changes.entries {
-                match entry {
-                    Some(entry) => entries.insert(chunk.0, encode(entry))?,
-                    None => entries.remove(chunk.0)?,
-                };
-            }
-            let mut deleted = write.open_table(DELETED)?;
-            for (number, chunk) in &changes.deleted {
-                deleted.insert(number, chunk.0)?;
-            }
-            deleted.retain_in(..changes.deleted_from, |_, _| false)?;
-        }
-        write.commit()?;
+        })?;
+        self.database = Some(database);
         Ok(())
     }
+}
+
+fn version(database: &Database) -> Result<Option<u64>, redb::Error> {
+    let read = database.begin_read()?;
+    let table = read.open_table(META)?;
+    Ok(table.get(VERSION_KEY)?.map(|value| value.value()))
+}
+
+fn read(database: &Database) -> Result<(RawEntries, Vec<(u64, ChunkId)>), redb::Error> {
+    let read = database.begin_read()?;
+    let mut entries = Vec::new();
+    for item in read.open_table(ENTRIES)?.iter()? {
+        let (chunk, value) = item?;
+        entries.push((ChunkId(chunk.value()), value.value()));
+    }
+    let mut deleted = Vec::new();
+    for item in read.open_table(DELETED)?.iter()? {
+        let (number, chunk) = item?;
+        deleted.push((number.value(), ChunkId(chunk.value())));
+    }
+    Ok((entries, deleted))
+}
+
+fn write(database: &Database, changes: &Changes) -> Result<(), redb::Error> {
+    let mut write = database.begin_write()?;
+    write.set_durability(Durability::Immediate)?;
+    write.set_quick_repair(true);
+    {
+        let mut entries = write.open_table(ENTRIES)?;
+        for (chunk, entry) in &changes.entries {
+            match entry {
+                Some(entry) => entries.insert(chunk.0, encode(entry))?,
+                None => entries.remove(chunk.0)?,
+            };
+        }
+        let mut deleted = write.open_table(DELETED)?;
+        for (number, chunk) in &changes.deleted {
+            deleted.insert(number, chunk.0)?;
+        }
+        deleted.retain_in(..changes.deleted_from, |_, _| false)?;
+    }
+    write.commit()?;
+    Ok(())
 }
 
 fn encode(entry: &Entry) -> Value {
@@ -141,6 +151,13 @@ fn create(dir: &dyn LogDir) -> Result<(), String> {
     dir.rename(NEW_FILE, FILE)
         .and_then(|()| dir.sync_dir())
         .map_err(|error| error.to_string())
+}
+
+fn reopen(dir: &dyn LogDir) -> Result<Database, String> {
+    let file = dir.open(FILE).map_err(|error| error.to_string())?;
+    // What an earlier run wrote and failed to sync is in memory, but the device may not have it.
+    file.drop_cache().map_err(|error| error.to_string())?;
+    database(file)
 }
 
 fn database(file: Arc<dyn LogFile>) -> Result<Database, String> {

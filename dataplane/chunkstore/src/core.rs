@@ -10,6 +10,7 @@ use hither_proto::checksum::crc32c;
 use hither_proto::ids::{ChunkId, DiskIndex};
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::buffers::Buffers;
 use crate::checkpoint::Checkpoint;
 use crate::entry::{Entry, EntryFlags};
 use crate::error::Error;
@@ -46,6 +47,7 @@ pub(crate) struct Core {
     pub(crate) failed: OnceLock<String>,
     pub(crate) closed: AtomicBool,
     pub(crate) pool: Pool,
+    pub(crate) buffers: Buffers,
     pub(crate) keeper: Keeper,
     pub(crate) counts: Counts,
     /// Whoever holds this keeps others from using the disk.

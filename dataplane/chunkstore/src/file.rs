@@ -178,6 +178,12 @@ impl ChunkFile {
         Ok(wrong)
     }
 
+    /// Forgets what reads would find in memory: after a sync that failed in an earlier run the
+    /// device may have less.
+    pub(crate) fn drop_cache(&self) -> io::Result<()> {
+        self.file.drop_cache()
+    }
+
     /// Makes data, table and header stable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()

@@ -206,7 +206,7 @@ impl Core {
 
     /// Makes the index durable and releases what the log holds beyond that.
     pub(crate) fn write_checkpoint(&self) -> Result<(), Error> {
-        let checkpoint = self.checkpoint.lock();
+        let mut checkpoint = self.checkpoint.lock();
         let (changes, next, floor, dirs) = {
             let _gate = self.gate.write();
             let next = self.log.next_lsn();

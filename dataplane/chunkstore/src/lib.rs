@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod buffers;
 mod change;
 mod checkpoint;
 mod core;

@@ -117,8 +117,9 @@ impl Core {
         }
         let blocks = blocks_of(&range);
         let around = bytes_of(&blocks);
-        let mut bytes = vec![0; around.len()];
-        let mut table = self.read_base(how, state, &blocks, &mut bytes)?;
+        let mut buffer = self.buffers.take(around.len());
+        let bytes = buffer.bytes_mut();
+        let mut table = self.read_base(how, state, &blocks, bytes)?;
         let numbers = blocks
             .clone()
             .zip(bytes.chunks_mut(BLOCK_LEN))
@@ -146,7 +147,7 @@ impl Core {
             }
         }
         Ok(ReadData {
-            bytes: Bytes::from(bytes).slice(within(&range, around.start)),
+            bytes: buffer.into_bytes().slice(within(&range, around.start)),
             checksums: table,
             copy_length: entry.length,
         })
@@ -166,6 +167,7 @@ impl Core {
                 over.is_some_and(|over| over.whole().is_some())
             });
         let Some(file) = state.file.as_ref().filter(|_| !hidden) else {
+            bytes.fill(0);
             return Ok(vec![ZERO_CHECKSUM; blocks.len()]);
         };
         let start = blocks.start * BLOCK;

@@ -7,6 +7,7 @@ use hither_log::{Log, LogDir, LogFile, LogOptions, Lsn};
 use hither_proto::ids::ChunkId;
 use parking_lot::{Mutex, RwLock};
 
+use crate::buffers::Buffers;
 use crate::checkpoint::Checkpoint;
 use crate::core::{Core, Counts, Keeper};
 use crate::error::Error;
@@ -111,7 +112,7 @@ pub(crate) fn open(
         ));
     }
     let dirs = chunk_dirs(medium.dir.as_ref()).map_err(|e| failed(e.to_string()))?;
-    let checkpoint = Checkpoint::open(medium.dir.as_ref()).map_err(failed)?;
+    let checkpoint = Checkpoint::open(&medium.dir).map_err(failed)?;
     let mut replay = Replay {
         index: checkpoint.load().map_err(failed)?,
         ..Replay::default()
@@ -150,6 +151,7 @@ pub(crate) fn open(
         failed: std::sync::OnceLock::new(),
         closed: std::sync::atomic::AtomicBool::new(false),
         pool: pool.map_err(|e| failed(e.to_string()))?,
+        buffers: Buffers::default(),
         keeper: Keeper::default(),
         counts: Counts::default(),
         _lock: lock,

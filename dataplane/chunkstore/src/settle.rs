@@ -57,6 +57,7 @@ impl Core {
         file: &crate::file::ChunkFile,
     ) -> std::io::Result<usize> {
         let mut torn = 0;
+        file.drop_cache()?;
         for (_, offset, length) in &state.trims {
             let end = match length {
                 0 => crate::geometry::CHUNK_BYTES,

@@ -304,7 +304,7 @@ fn settling_makes_a_copy_equal_and_clears_its_mark() {
         inode: InodeId(1),
         lease: LeaseId(2),
         epoch: Epoch(3),
-        blocks: vec![
+        runs: vec![
             (0, other.clone().into()),
             (40, other[..100].to_vec().into()),
         ],

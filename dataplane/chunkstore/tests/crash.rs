@@ -276,7 +276,7 @@ fn every_step_survives_a_loss_of_power() {
     for seed in 0..SEEDS {
         let (dry, _) = run(seed, OPERATIONS, None);
         let steps = dry.steps() + 4;
-        let first = 40;
+        let first = formatting_steps();
         for stop in (first + seed % STRIDE..=steps).step_by(usize::try_from(STRIDE).unwrap()) {
             let (memory, model) = run(seed, OPERATIONS, Some(stop));
             for loss in 0..2 {
@@ -289,6 +289,46 @@ fn every_step_survives_a_loss_of_power() {
             }
         }
     }
+}
+
+/// A bad device fails one step; then the process is killed, and after a while the power goes.
+#[test]
+fn a_step_that_fails_loses_nothing_acknowledged() {
+    for seed in 10..10 + SEEDS {
+        let (dry, _) = run(seed, OPERATIONS, None);
+        let first = formatting_steps() + seed % STRIDE;
+        for fail in (first..=dry.steps()).step_by(usize::try_from(STRIDE).unwrap()) {
+            let memory = CrashDisk::new();
+            let mut model = Model {
+                lease: 1,
+                ..Model::default()
+            };
+            memory.fail_at(fail);
+            let context = format!("seed {seed} fail {fail}");
+            if let Ok((_store, disk)) = open_with(&memory, &options()) {
+                let outcome = live(&disk, &mut model, &mut Random(seed), OPERATIONS);
+                assert!(
+                    matches!(outcome, Ok(()) | Err(Error::DiskFailed { .. })),
+                    "{context}: {outcome:?}"
+                );
+            }
+            let memory = memory.process_death();
+            {
+                let (_store, disk) = open_with(&memory, &options())
+                    .unwrap_or_else(|error| panic!("{context}: {error}"));
+                check(&disk, &mut model, &context);
+                live(&disk, &mut model, &mut Random(fail), 10).unwrap();
+            }
+            survives(&memory, &model, fail, &context);
+        }
+    }
+}
+
+/// Steps that making a disk takes.
+fn formatting_steps() -> u64 {
+    let dry = CrashDisk::new();
+    drop(open_with(&dry, &options()).unwrap());
+    dry.steps()
 }
 
 #[test]

@@ -263,7 +263,7 @@ impl Run {
             inode: InodeId(chunk),
             lease: LeaseId(self.lease),
             epoch: Epoch(3),
-            blocks: vec![(block, bytes.clone().into())],
+            runs: vec![(block, bytes.clone().into())],
             length: length.max(block * 4096 + 4096),
             clear_open: true,
         };
