@@ -109,8 +109,8 @@ impl Cluster {
     /// An administrative command with JSON output.
     #[must_use]
     pub fn admin(&self, args: &[&str]) -> Value {
-        let mut all = args.to_vec();
-        all.extend_from_slice(&["--json", "--cluster", &self.address]);
+        let mut all = vec!["--json", "--cluster", self.address.as_str()];
+        all.extend_from_slice(args);
         serde_json::from_str(&hither(&all)).expect("JSON")
     }
 

@@ -268,6 +268,7 @@ impl Inner {
         let mut absent = 0;
         let mut hedge_of = None;
         let mut failed = false;
+        let begun = Instant::now();
         loop {
             if tries.is_empty() {
                 let Some(next) = left.next() else { break };
@@ -285,6 +286,7 @@ impl Inner {
                 // Slow: the next one is asked too, the first answer wins.
                 let Some(next) = left.next() else { continue };
                 if let Some(slow) = newest {
+                    tracing::debug!(slow = %slow.id, next = %next.id, "a slow read is hedged");
                     self.servers.hedged(slow.id);
                     hedge_of = Some(started);
                 }
@@ -296,6 +298,7 @@ impl Inner {
                 Some((at, Ok(bytes))) => {
                     if hedge_of == Some(at) {
                         self.counters.add(|report| report.hedge_wins += 1);
+                        self.overtaken(list.get(at.wrapping_sub(1)), begun);
                     } else if failed {
                         self.counters.add(|report| report.failovers += 1);
                     }
@@ -306,6 +309,8 @@ impl Inner {
                     failed = true;
                 }
                 Some((_, Err(TryFailed::Other))) => failed = true,
+                // The list itself is old: a silent server on it is not waited for.
+                Some((_, Err(TryFailed::Stale))) => return Err(Exhausted::Failed),
                 None => {}
             }
         }
@@ -338,6 +343,16 @@ impl Inner {
             usual
         };
         Some(patience.min(OVERTAKE))
+    }
+
+    /// A server lost a race. One that is far slower than it usually is loses its place for a
+    /// while, so that not every read has to wait for it first.
+    fn overtaken(&self, slow: Option<&Candidate>, begun: Instant) {
+        if let Some(slow) = slow
+            && begun.elapsed() >= FAR_PATIENCE_MIN
+        {
+            self.servers.spilled(slow.id);
+        }
     }
 
     async fn read_from(
@@ -406,9 +421,12 @@ impl Inner {
                 Err(TryFailed::Other)
             }
             Err(NetError::Refused {
-                status: Status::STALE_EPOCH | Status::NOT_MINE | Status::RETRY,
+                status: status @ (Status::STALE_EPOCH | Status::NOT_MINE | Status::RETRY),
                 ..
-            }) => Err(TryFailed::Other),
+            }) => {
+                tracing::debug!(id = %server.id, %status, "a read was refused");
+                Err(TryFailed::Stale)
+            }
             Err(error) => {
                 tracing::debug!(id = %server.id, %error, "a read failed");
                 self.servers.suspect(server.id, &server.address);
@@ -422,6 +440,8 @@ impl Inner {
 enum TryFailed {
     Absent,
     Other,
+    /// The map the list was made from is not the server's.
+    Stale,
 }
 
 /// Why no server of the list answered.

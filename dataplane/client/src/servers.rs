@@ -342,7 +342,7 @@ const HEDGE_FREE: f64 = 100.0;
 /// No read is hedged sooner.
 const HEDGE_MIN: Duration = Duration::from_millis(2);
 /// Time an overloaded server loses its place for.
-const SPILL: Duration = Duration::from_millis(200);
+const SPILL: Duration = Duration::from_secs(1);
 /// First and longest pause between probes of a suspect.
 const PROBE_FIRST: Duration = Duration::from_millis(200);
 const PROBE_LAST: Duration = Duration::from_secs(10);

@@ -1,5 +1,6 @@
 //! `hither cs`.
 
+use anyhow::bail;
 use hither_proto::common::Empty;
 use hither_proto::kind::Kind;
 use hither_proto::manager::{ClusterStatus, ServerLabel, ServerMaintenance};
@@ -35,6 +36,9 @@ pub(crate) async fn run(cs: Cs, cluster: Option<String>, output: Output) -> anyh
             output.print(&servers, |servers| show(servers))
         }
         Cs::Label { id, changes } => {
+            if let Some(option) = changes.iter().find(|change| change.starts_with("--")) {
+                bail!("{option} would be a label change here: options go before `cs`");
+            }
             let message = ServerLabel {
                 server: id,
                 changes,
