@@ -1,8 +1,15 @@
 #!/usr/bin/env bash
-# Tests on real clusters and mounts. Builds the binary under test first.
+# Tests on real clusters and mounts. Builds the binary under test and installs the suites first.
+# Arguments go to cargo test, for example: e2e/run.sh --test faults
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
 cargo build --quiet --bin hither
 export HITHER_BIN="$target/debug/hither"
+export PJDFSTEST_BIN="$target/tools/bin/pjdfstest"
+if [ ! -x "$PJDFSTEST_BIN" ]; then
+    echo "installing pjdfstest"
+    CARGO_TARGET_DIR="$target/tools/build" \
+        cargo install --quiet --version 0.2.2 --root "$target/tools" pjdfstest
+fi
 cargo test --quiet -p hither-e2e --features live "$@" -- --test-threads=1

@@ -102,7 +102,11 @@ pub fn beat(state: &State, liveness: &mut Liveness, beat: &Heartbeat, now: Durat
     };
     reply.server = id.0;
     liveness.last.insert(id, now);
-    if liveness.is_held_down(id, now) {
+    if state
+        .boot_of(id)
+        .is_some_and(|boot| boot.0 == description.boot_id)
+        && liveness.is_held_down(id, now)
+    {
         return Beat { next: None, reply };
     }
     let restarted = state
@@ -454,6 +458,23 @@ mod tests {
             back.servers[&ChunkserverId(1)].shown.state,
             i32::from(Shown::Up)
         );
+    }
+
+    #[test]
+    fn an_unreachable_process_is_held_down_a_new_one_is_not() {
+        let (state, mut liveness) = registered();
+        let id = ChunkserverId(1);
+        liveness.hold_down(id, Duration::ZERO);
+        let state = server_lost(&state, id);
+        let second = Duration::from_secs(1);
+        assert_eq!(
+            beat(&state, &mut liveness, &heartbeat(1, 11), second).next,
+            None
+        );
+        let again = beat(&state, &mut liveness, &heartbeat(1, 99), second)
+            .next
+            .unwrap();
+        assert_eq!(again.servers[&id].shown.state, i32::from(Shown::Up));
     }
 
     #[test]
