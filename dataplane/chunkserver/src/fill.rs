@@ -173,6 +173,13 @@ impl Fills {
         }
     }
 
+    /// Lets all fillings end as soon as they notice.
+    pub(crate) fn cancel(&self) {
+        for fill in self.groups.lock().values() {
+            fill.cancelled.store(true, Ordering::Release);
+        }
+    }
+
     /// Ends all fillings.
     pub(crate) async fn close(&self) {
         let fills = std::mem::take(&mut *self.groups.lock());

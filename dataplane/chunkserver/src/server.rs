@@ -120,11 +120,22 @@ impl ChunkServer {
     /// # Errors
     /// Every [`StartError`].
     pub async fn start(config: ChunkServerConfig) -> Result<Self, StartError> {
-        if config.disks.is_empty() {
+        let media = media(&config)?;
+        Self::start_on(config, media).await
+    }
+
+    /// As [`ChunkServer::start`], on these disks instead of the configured ones.
+    ///
+    /// # Errors
+    /// Every [`StartError`].
+    pub async fn start_on(
+        config: ChunkServerConfig,
+        media: Vec<Medium>,
+    ) -> Result<Self, StartError> {
+        if media.is_empty() {
             return Err(StartError::NoDisks);
         }
         let deadline = Instant::now() + Duration::from_millis(config.start_timeout_ms);
-        let media = media(&config)?;
         let known = Store::cluster_of(&media)?;
         let mut identity = Identity {
             role: Role::Chunkserver,
@@ -274,6 +285,9 @@ impl Drop for ChunkServer {
     fn drop(&mut self) {
         self.inner.stopping.store(true, Ordering::Release);
         self.front.close();
+        self.inner.fills.cancel();
+        self.inner.links.close();
+        self.inner.pool.close();
         for task in &self.tasks {
             task.abort();
         }

@@ -70,7 +70,7 @@ async fn a_chain_writes_in_the_order_the_client_gives_and_all_members_read_the_s
 async fn writes_in_flight_together_end_in_the_order_they_were_sent() {
     let cluster = Cluster::start(3).await;
     let address = cluster.address(1);
-    let connection = cluster.client.get(&address, support::WAIT).await.unwrap();
+    let connection = cluster.pool.get(&address, support::WAIT).await.unwrap();
     let mut calls = Vec::new();
     for version in 0..60u64 {
         let length = if version % 5 == 0 { 200_000 } else { 4000 };

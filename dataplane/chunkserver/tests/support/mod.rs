@@ -260,7 +260,7 @@ pub(crate) struct Cluster {
     manager_address: String,
     temp: tempfile::TempDir,
     pub(crate) servers: BTreeMap<u64, ChunkServer>,
-    pub(crate) client: Pool,
+    pub(crate) client: Client,
     /// Changes every server's settings.
     pub(crate) adjust: fn(&mut ChunkServerConfig),
 }
@@ -273,21 +273,13 @@ impl Cluster {
 
     pub(crate) async fn adjusted(count: u64, adjust: fn(&mut ChunkServerConfig)) -> Self {
         let (manager, listener, manager_address) = FakeManager::start().await;
-        let client = Pool::new(
-            Identity {
-                role: Role::Client,
-                cluster_id: Bytes::from_static(CLUSTER),
-                ..Identity::default()
-            },
-            Arc::new(NoHandler),
-        );
         let mut cluster = Self {
+            client: Client::new(&manager),
             manager,
             _listener: listener,
             manager_address,
             temp: tempfile::tempdir().unwrap(),
             servers: BTreeMap::new(),
-            client,
             adjust,
         };
         for number in 1..=count {
@@ -296,6 +288,11 @@ impl Cluster {
         let members: Vec<_> = (1..=count).map(|id| (id, MemberState::InSync)).collect();
         cluster.manager.set_group(&members, 1);
         cluster
+    }
+
+    /// A client of the same cluster that owns none of its servers.
+    pub(crate) fn beside(&self) -> Client {
+        Client::new(&self.manager)
     }
 
     pub(crate) fn config(&self, number: u64) -> ChunkServerConfig {
@@ -329,6 +326,38 @@ impl Cluster {
 
     pub(crate) async fn stop_server(&mut self, id: u64) {
         self.servers.remove(&id).unwrap().shutdown().await.unwrap();
+    }
+}
+
+impl std::ops::Deref for Cluster {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+/// A client that knows the manager's map.
+pub(crate) struct Client {
+    manager: Arc<FakeManager>,
+    pub(crate) pool: Pool,
+}
+
+impl Client {
+    fn new(manager: &Arc<FakeManager>) -> Self {
+        let identity = Identity {
+            role: Role::Client,
+            cluster_id: Bytes::from_static(CLUSTER),
+            ..Identity::default()
+        };
+        Self {
+            manager: Arc::clone(manager),
+            pool: Pool::new(identity, Arc::new(NoHandler)),
+        }
+    }
+
+    pub(crate) fn map(&self) -> ClusterMap {
+        self.manager.map()
     }
 
     pub(crate) fn address(&self, id: u64) -> String {
@@ -366,7 +395,7 @@ impl Cluster {
         kind: Kind,
         message: &impl Message,
     ) -> Result<Reply, NetError> {
-        self.client
+        self.pool
             .call(&self.address(id), kind, message, &[], WAIT)
             .await
     }
@@ -394,7 +423,7 @@ impl Cluster {
         bytes: Bytes,
     ) -> Result<Applied, NetError> {
         let address = self.address(id);
-        self.client
+        self.pool
             .call(&address, Kind::CHUNK_WRITE, write, &[bytes], WAIT)
             .await?
             .decode()
