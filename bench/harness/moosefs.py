@@ -138,6 +138,11 @@ class MooseFS(System):
     def store(self):
         return self.directory / "meta"
 
+    def stop_and_dump(self):
+        # The master writes its metadata file when it ends.
+        self.stop()
+        return (self.store() / "metadata.mfs").stat().st_size
+
     def data_directories(self):
         return [self.directory / "dataa", self.directory / "datab"]
 

@@ -154,6 +154,9 @@ def unmount(directory, seconds=60):
     try:
         run([*umount, directory], seconds=seconds)
     except Failed:
+        if not is_mounted(directory):
+            # It went by itself at the same time.
+            return
         lazy = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-uz"]
         try:
             run([*lazy, directory], seconds=10)

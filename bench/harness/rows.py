@@ -54,14 +54,15 @@ def _trees(files):
 def _first_bytes():
     yield Row("cut.undisturbed", "first 4k of a cold file", "ms", more=False)
     yield Row("cut.first", "... near chunkserver just cut off", "ms", more=False)
-    yield Row("cut.second", "... of the next file, still cut off", "ms", more=False)
+    yield Row("cut.second", "... of the next file, at once", "ms", more=False)
+    yield Row("cut.later", "... of another file, 3 s later", "ms", more=False)
 
 
 def _footprint(files):
     yield Row("memory.metadata", f"metadata memory per million files ({files})", "MB", more=False)
     yield Row("memory.mount", f"mount memory after {files} creates", "MB", more=False)
-    yield Row("store.running", "store bytes per entry, running", "B", more=False)
-    yield Row("store.stopped", "store bytes per entry, stopped cleanly", "B", more=False)
+    yield Row("store.dump", "metadata bytes per file, written out", "B", more=False)
+    yield Row("store.directory", "metadata directory per file, stopped", "B", more=False)
     yield Row("store.data", "bytes on disk per byte written", "", more=False)
 
 

@@ -1,6 +1,7 @@
 """The measurements. A stage is done on one system, then on the next: drift hits all alike."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -84,7 +85,7 @@ def _load(bench, system, directory, threads, files):
         stderr=subprocess.PIPE,
         text=True,
     )
-    watchdog = _Watchdog(program, system, limit * 8 + 90)
+    watchdog = _Watchdog(program, system, limit * 8 + 40)
     try:
         with watchdog:
             if program.stdout.readline().strip() == "ready":
@@ -275,7 +276,7 @@ def cut_off(bench, system):
     figures = Figures()
     directory = system.root / "cold"
     directory.mkdir(exist_ok=True)
-    files = [directory / f"f{i}" for i in range(4)]
+    files = [directory / f"f{i}" for i in range(5)]
     for i, path in enumerate(files):
         path.write_bytes(bytes([i + 1]) * (1 << 20))
     proc.run(["sync", *files], seconds=60, on_stuck=system.kill_mount)
@@ -286,18 +287,29 @@ def cut_off(bench, system):
     try:
         system.cut_off()
     except NotMeasurable as reason:
-        figures.reasons.update({"cut.first": str(reason), "cut.second": str(reason)})
+        figures.reasons.update(dict.fromkeys(_CUT_OFF, str(reason)))
         _remove(directory, system)
         return figures
     try:
-        if _cut_off_read(bench, system, figures, "cut.first", files[2]):
-            _cut_off_read(bench, system, figures, "cut.second", files[3])
-        else:
-            figures.reasons["cut.second"] = "the read before it did not end"
+        _cut_off_reads(bench, system, figures, files[2:])
     finally:
         system.restore()
         _remove(directory, system)
     return figures
+
+
+_CUT_OFF = ("cut.first", "cut.second", "cut.later")
+
+
+def _cut_off_reads(bench, system, figures, files):
+    for key, path in zip(_CUT_OFF, files):
+        if key == "cut.later":
+            time.sleep(3)
+        if not _cut_off_read(bench, system, figures, key, path):
+            for later in _CUT_OFF:
+                if later not in figures.values:
+                    figures.reasons.setdefault(later, "the read before it did not end")
+            return
 
 
 def _cut_off_read(bench, system, figures, key, path):
@@ -325,10 +337,10 @@ def footprint(bench, system):
     """Many files in one directory: memory and disk they take, on a system that has nothing else."""
     plan, figures = bench.plan, Figures()
     at = system.root / "many"
-    memory, store = _held(system)
+    memory = _metadata_memory(system)
     count = _fill(bench, system, at, figures)
     figures.details["footprint_files"] = count
-    memory_after, store_after = _held(system)
+    memory_after = _metadata_memory(system)
     if memory is None:
         figures.reasons["memory.metadata"] = "no metadata process"
     else:
@@ -338,25 +350,23 @@ def footprint(bench, system):
         figures.values["memory.mount"] = proc.resident_bytes(system.mount_pid()) / 1e6
     else:
         figures.reasons["memory.mount"] = "no mount of its own"
-    if store is None:
-        figures.reasons["store.running"] = figures.reasons["store.stopped"] = "no store of its own"
-        figures.reasons["store.data"] = "one copy, by the disk's file system"
+    if memory is None:
+        for row in ("store.dump", "store.directory", "store.data"):
+            figures.reasons[row] = "no store of its own"
         return figures
-    figures.values["store.running"] = (store_after - store) / count
     figures.values["store.data"] = _stored(system)
-    system.stop()
+    figures.values["store.dump"] = system.stop_and_dump() / count
     figures.details["store_files"] = proc.files_below(system.store())
-    figures.values["store.stopped"] = proc.allocated_bytes(system.store()) / count
+    figures.values["store.directory"] = proc.allocated_bytes(system.store()) / count
     return figures
 
 
-def _held(system):
-    """Bytes of the metadata process and of its store, or None."""
+def _metadata_memory(system):
+    """Bytes of the metadata process, or None when there is none."""
     try:
-        memory = proc.resident_bytes(system.metadata_pid())
-        return memory, proc.allocated_bytes(system.store())
+        return proc.resident_bytes(system.metadata_pid())
     except NotMeasurable:
-        return None, None
+        return None
 
 
 def _fill(bench, system, at, figures):
@@ -394,7 +404,7 @@ def _stored(system):
 
 def _remove(directory, system):
     """Removes what a stage made; what hangs is ended with its mount."""
-    if not directory.exists():
+    if not os.path.lexists(directory):
         return
     try:
         proc.run(["rm", "-rf", directory], seconds=120, on_stuck=system.kill_mount)

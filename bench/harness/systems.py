@@ -93,6 +93,10 @@ class System:
         """The directory the metadata is in."""
         raise NotMeasurable("no store of its own")
 
+    def stop_and_dump(self):
+        """Stops, and says how many bytes all metadata has when it is written out."""
+        raise NotMeasurable("no store of its own")
+
     def data_directories(self):
         """Where the servers keep the bytes of files."""
         return []
@@ -152,9 +156,6 @@ class Bindfs(System):
     def _mount_command(self):
         backing = self.directory / "backing"
         return ["bindfs", "-f", "--multithreaded", backing, self.root], None
-
-    def store(self):
-        raise NotMeasurable("no store of its own")
 
 
 class Hither(System):
@@ -223,6 +224,12 @@ class Hither(System):
 
     def store(self):
         return self.playground / "meta"
+
+    def stop_and_dump(self):
+        dump = self.directory / "dump"
+        self._hither("--cluster", self._cluster, "meta", "dump", dump, seconds=120)
+        self.stop()
+        return dump.stat().st_size
 
     def data_directories(self):
         return [self.playground / "cs-a1", self.playground / "cs-b1"]
