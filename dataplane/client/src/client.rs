@@ -375,17 +375,22 @@ async fn tidy(weak: Weak<Inner>) {
         let much =
             inner.unsynced_bytes.load(Ordering::Acquire) > inner.config.unsynced_bytes_max / 2;
         for file in inner.all_files() {
-            let (unsynced, idle, clean) = {
+            let (unsynced, idle, dirty) = {
                 let data = file.data.lock();
-                let clean = data.dirty.is_empty() && data.in_flight.is_empty();
-                let idle = file.handles.lock().open == 0;
-                (!data.unsynced.is_empty(), idle, clean)
+                let dirty = !data.dirty.is_empty() && !data.flusher_runs;
+                let idle = file.handles.lock().open == 0 && data.in_flight.is_empty();
+                (!data.unsynced.is_empty(), idle, dirty)
             };
+            if dirty {
+                // Written long enough ago, or not taken when it was sent before.
+                inner.flush_dirty(&file, false).await;
+            }
             if unsynced
-                && (much || (idle && clean))
+                && (much || idle)
                 && let Err(error) = inner.flush_stable(&file).await
             {
-                file.data.lock().error = Some(error);
+                // It is kept, and tried again the next time.
+                tracing::debug!(ino = %file.ino, %error, "data is not stable yet");
             }
         }
         inner.forget_idle_files().await;

@@ -232,7 +232,11 @@ impl Inner {
             match self.read_any(&map, group, &request).await {
                 Ok(bytes) => return Ok(padded(bytes, length)),
                 Err(Exhausted::Absent) => {
-                    // No member has it: never zeros. The map may be old; look a few times.
+                    // No member has it: never zeros. Members that died before it was stable get it
+                    // again from us; or the map is old; look a few times.
+                    if file.data.lock().unsynced.contains_key(&index) {
+                        Box::pin(self.flush_stable(file)).await?;
+                    }
                     absent += 1;
                     if absent >= ABSENT_ATTEMPTS {
                         return Err(FsError::new(

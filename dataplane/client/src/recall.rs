@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hither_net::Responder;
 use hither_proto::ids::InodeId;
-use hither_proto::meta::{HeldLease, Recall, RecallReply};
+use hither_proto::meta::{HeldLease, Recall, RecallReply, Reply};
 use hither_proto::status::Errno;
 
 use crate::client::Inner;
@@ -59,6 +59,18 @@ impl SessionOwner for Inner {
             });
         }
         (held, open)
+    }
+
+    fn replayed(&self, reply: &Reply) {
+        let Some(inode) = reply.inode.as_ref().filter(|_| reply.data_exclusive) else {
+            return;
+        };
+        if let Some(file) = self.known_file(InodeId(inode.ino)) {
+            let mut data = file.data.lock();
+            if let Lease::Exclusive(lease) = &mut data.lease {
+                lease.0 = lease.0.max(reply.data_lease);
+            }
+        }
     }
 
     fn lost(&self) {

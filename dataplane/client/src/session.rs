@@ -29,6 +29,8 @@ pub(crate) trait SessionOwner: Send + Sync + 'static {
     fn recall(&self, recall: Recall, responder: Responder);
     /// Leases to be re-stated to a successor, and inodes held open.
     fn held(&self) -> (Vec<HeldLease>, Vec<u64>);
+    /// A change was carried out anew by a successor: a lease may have got a new id.
+    fn replayed(&self, reply: &Reply);
     /// The session was ended by the server: everything it held is gone.
     fn lost(&self);
 }
@@ -211,8 +213,10 @@ impl Session {
         }
         let mut state = self.state.lock();
         if batch > *self.safe.borrow() {
-            if let (Some(Op::Create(_)), Some(inode)) = (&request.op, &reply.inode) {
+            if let (Some(Op::Create(create)), Some(inode)) = (&mut request.op, &reply.inode) {
                 request.replay_ino = inode.ino;
+                // The lease it brought is re-stated by itself.
+                create.open_for_write = false;
             }
             state.unsafe_requests.insert(number, (batch, request));
         } else {
@@ -494,7 +498,13 @@ impl Session {
                 .call(Kind::META_REQUEST, &request, &[], OPEN_TIMEOUT)
                 .await;
             let batch = match sent {
-                Ok(reply) => BatchNumber(reply.decode::<Reply>()?.batch),
+                Ok(reply) => {
+                    let reply: Reply = reply.decode()?;
+                    if let Some(owner) = self.owner.upgrade() {
+                        owner.replayed(&reply);
+                    }
+                    BatchNumber(reply.batch)
+                }
                 Err(NetError::Refused { status, failure }) => {
                     // It had been answered with success: whoever relied on it must hear of it.
                     tracing::error!(number, %status, text = failure.text, "a change was lost in a failover");

@@ -71,22 +71,39 @@ impl Inner {
         let bytes = taken.data.bytes();
         let flushed = self.flush_chain(file, chunk, deadline).await;
         self.unsynced_bytes.fetch_sub(bytes, Ordering::AcqRel);
-        let acks = match flushed {
-            Ok(acks) => acks,
+        let restarted = match flushed {
+            Ok(Some(acks)) => acks
+                .iter()
+                .any(|(server, boot)| taken.boots.get(server).is_some_and(|known| known != boot)),
+            // A member lost the chunk altogether: it died before anything of it was stable.
+            Ok(None) => true,
             Err(error) => {
-                file.data.lock().error = Some(error);
-                return Ok(());
+                self.keep_unsynced(file, chunk.index, taken);
+                return Err(error);
             }
         };
-        let restarted = acks
-            .iter()
-            .any(|(server, boot)| taken.boots.get(server).is_some_and(|b| b != boot));
         if restarted {
             tracing::info!(ino = %file.ino, "a chunkserver restarted: sending unsynced data again");
             self.send_again(file, chunk.index, taken.data);
             self.flush_dirty(file, true).await;
         }
         Ok(())
+    }
+
+    /// A flush failed: what it was to cover is kept for the next one.
+    fn keep_unsynced(&self, file: &File, index: u32, mut taken: crate::file::Unsynced) {
+        let mut data = file.data.lock();
+        let newer = data.unsynced.entry(index).or_default();
+        taken.data.subtract(&newer.data);
+        self.unsynced_bytes
+            .fetch_add(taken.data.bytes(), Ordering::AcqRel);
+        for (offset, bytes) in taken.data.into_parts() {
+            newer.data.insert(offset, bytes);
+        }
+        for (server, boot) in taken.boots {
+            // A boot id that differs from the newer one shows at the next flush.
+            newer.boots.entry(server).or_insert(boot);
+        }
     }
 
     /// Puts data that a restarted server may have lost back among what is dirty; what was written
@@ -110,7 +127,7 @@ impl Inner {
         file: &File,
         chunk: &ChunkRef,
         deadline: Instant,
-    ) -> Result<Vec<(ChunkserverId, BootId)>, FsError> {
+    ) -> Result<Option<Vec<(ChunkserverId, BootId)>>, FsError> {
         let group = GroupId(chunk.group);
         let mut links = Vec::new();
         loop {
@@ -144,10 +161,12 @@ impl Inner {
                 Ok(reply) => {
                     let applied: Applied = reply.decode()?;
                     let acks = applied.acks.into_iter();
-                    return Ok(acks
-                        .map(|a| (ChunkserverId(a.server), BootId(a.boot_id)))
-                        .collect());
+                    return Ok(Some(
+                        acks.map(|a| (ChunkserverId(a.server), BootId(a.boot_id)))
+                            .collect(),
+                    ));
                 }
+                Err(error) if error.status() == Some(Status::NO_SUCH_CHUNK) => return Ok(None),
                 Err(error) => {
                     let trouble = Trouble::of(head, error);
                     self.overcome(trouble, chunk, epoch, &mut links, deadline)

@@ -23,7 +23,8 @@ use tokio::time::Instant;
 use crate::client::Inner;
 use crate::counters::locality_of;
 use crate::error::FsError;
-use crate::file::{File, Lease, OpenFile};
+use crate::extents::Extents;
+use crate::file::{Data, File, Lease, OpenFile};
 use crate::servers::Candidate;
 
 /// A run of bytes on its way to one chunk.
@@ -165,15 +166,17 @@ impl Inner {
     pub(crate) async fn flush_dirty(&self, file: &File, sync_small: bool) {
         let _one = file.flushing.lock().await;
         let mut window = FuturesUnordered::new();
+        // After a failure what is on its way is waited for, and the rest stays dirty.
+        let mut sound = true;
         loop {
-            while window.len() < WINDOW {
+            while sound && window.len() < WINDOW {
                 let Some(frame) = self.next_frame(file, sync_small) else {
                     break;
                 };
                 window.push(self.send_frame(file, frame));
             }
             match window.next().await {
-                Some(()) => {}
+                Some(sent) => sound &= sent,
                 None => return,
             }
         }
@@ -197,33 +200,57 @@ impl Inner {
         })
     }
 
-    async fn send_frame(&self, file: &File, frame: Frame) {
+    /// Sends a frame; false: it is dirty again, because nobody took it in time.
+    async fn send_frame(&self, file: &File, frame: Frame) -> bool {
         let result = self.write_frame(file, &frame).await;
         let bytes = frame.data.len();
-        {
+        let mut stays_dirty = 0;
+        let sent = {
             let mut data = file.data.lock();
             data.in_flight.remove(frame.range());
             match result {
                 Ok(boots) => {
                     data.unreported.insert(frame.index());
-                    if !frame.sync {
-                        let unsynced = data.unsynced.entry(frame.index()).or_default();
-                        let before = unsynced.data.bytes();
-                        unsynced.data.insert(frame.offset, frame.data);
-                        let after = unsynced.data.bytes();
-                        unsynced.boots.extend(boots);
-                        self.unsynced_bytes.fetch_add(after, Ordering::AcqRel);
-                        self.unsynced_bytes.fetch_sub(before, Ordering::AcqRel);
-                    }
+                    self.note_applied(&mut data, frame, boots);
+                    true
                 }
                 Err(error) => {
-                    tracing::error!(ino = %file.ino, %error, "written data could not be stored");
+                    tracing::warn!(ino = %file.ino, %error, "written data could not be stored");
+                    if error.errno == Errno::ETIMEDOUT {
+                        let mut again = Extents::default();
+                        again.insert(frame.offset, frame.data);
+                        again.subtract(&data.dirty);
+                        stays_dirty = again.bytes();
+                        for (offset, bytes) in again.into_parts() {
+                            data.dirty.insert(offset, bytes);
+                        }
+                    }
                     data.error = Some(error);
+                    false
                 }
             }
-        }
-        self.dirty_bytes.fetch_sub(bytes, Ordering::AcqRel);
+        };
+        self.dirty_bytes
+            .fetch_sub(bytes - stays_dirty, Ordering::AcqRel);
         self.dirty_less.notify_waiters();
+        sent
+    }
+
+    /// A frame is applied on all members: it is kept until a flush has covered it.
+    fn note_applied(&self, data: &mut Data, frame: Frame, boots: Vec<(ChunkserverId, BootId)>) {
+        let range = frame.range();
+        let unsynced = data.unsynced.entry(frame.index()).or_default();
+        let before = unsynced.data.bytes();
+        if frame.sync {
+            // Older bytes of the range must not be sent again over these.
+            unsynced.data.remove(range);
+        } else {
+            unsynced.data.insert(frame.offset, frame.data);
+            unsynced.boots.extend(boots);
+        }
+        let after = unsynced.data.bytes();
+        self.unsynced_bytes.fetch_add(after, Ordering::AcqRel);
+        self.unsynced_bytes.fetch_sub(before, Ordering::AcqRel);
     }
 
     /// Writes a frame to all in-sync members, over as many chains as it takes.

@@ -358,7 +358,8 @@ impl<S: MetaStore> Task<S> {
         state.session_lease_ms =
             u32::try_from(self.config.session_lease.as_millis()).unwrap_or(u32::MAX);
         state.locations = self.config.locations;
-        self.adopt(state).await;
+        // A new leader's map is a new version, even if nothing in it has changed.
+        self.install(decide::plan(&state)).await;
         tracing::info!(address = self.address, "leading");
         Ok(())
     }
@@ -401,10 +402,13 @@ impl<S: MetaStore> Task<S> {
 
     /// Plans, stores and publishes a new state. Nothing is believed before it is stored.
     async fn adopt(&mut self, next: State) {
-        let mut next = decide::plan(&next);
-        if next == self.state {
-            return;
+        let next = decide::plan(&next);
+        if next != self.state {
+            self.install(next).await;
         }
+    }
+
+    async fn install(&mut self, mut next: State) {
         next.version = self.state.version + 1;
         if self.store_state(&next).await {
             self.state = next;
