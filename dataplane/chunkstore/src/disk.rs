@@ -378,6 +378,14 @@ impl Disk {
         self.core.tidy()
     }
 
+    /// Makes the index durable and releases of the log what nothing needs any more.
+    ///
+    /// # Errors
+    /// `NoSpace`, `DiskFailed`.
+    pub fn checkpoint(&self) -> Result<(), Error> {
+        self.core.write_checkpoint()
+    }
+
     /// What happened on the disk and how much it has.
     #[must_use]
     pub fn counters(&self) -> Counters {

@@ -5,8 +5,9 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use hither_chunkstore::{Disk, Error, TrimOp, WriteOp};
+use hither_chunkstore::{Disk, Error, StoreOptions, TrimOp, WriteOp};
 use hither_log::crash::CrashDisk;
 use hither_proto::ids::{ChainNumber, ChunkId, Epoch, LeaseId};
 
@@ -58,10 +59,24 @@ impl Copy {
     }
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Model {
     copies: BTreeMap<u64, Copy>,
     lease: u64,
+    /// The chunks in use; one that was deleted is replaced by a new one.
+    chunks: [u64; 3],
+    next_chunk: u64,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self {
+            copies: BTreeMap::new(),
+            lease: 1,
+            chunks: [1, 2, 3],
+            next_chunk: 4,
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -84,13 +99,19 @@ impl Random {
 /// Runs until all operations are done or the disk stops.
 fn live(disk: &Disk, model: &mut Model, random: &mut Random, operations: u64) -> Result<(), Error> {
     for _ in 0..operations {
-        let chunk = random.below(3) + 1;
+        let slot = usize::try_from(random.below(3)).unwrap();
+        let chunk = model.chunks[slot];
         model.lease += random.below(2);
         let lease = model.lease;
-        match random.below(12) {
+        match random.below(14) {
             0..=6 => {
                 let aligned = random.below(2) == 0;
-                let offset = random.small(50_000);
+                let far = if random.below(5) == 0 {
+                    150_000
+                } else {
+                    50_000
+                };
+                let offset = random.small(far);
                 let offset = if aligned {
                     offset / 4096 * 4096
                 } else {
@@ -161,30 +182,30 @@ fn live(disk: &Disk, model: &mut Model, random: &mut Random, operations: u64) ->
                     .is_some_and(|entry| entry.open.is_some());
             }
             10 => disk.tidy()?,
-            _ => match random.below(3) {
+            11 => disk.checkpoint()?,
+            12 => {
+                let copy = model.copies.entry(chunk).or_default();
+                copy.delete = Delete::Begun;
+                disk.delete(&[ChunkId(chunk)])?;
+                copy.delete = Delete::Done;
+                copy.allowed.clear();
+                model.chunks[slot] = model.next_chunk;
+                model.next_chunk += 1;
+            }
+            _ => match random.below(2) {
                 0 => {
                     let copy = model.copies.entry(chunk).or_default();
                     copy.marked = false;
                     disk.close_marks(&[ChunkId(chunk)], LeaseId(lease))?;
                     copy.stable(0, usize::MAX);
                 }
-                1 => {
+                _ => {
                     model.lease += 1;
                     match disk.seal(ChunkId(chunk), GROUP, LeaseId(model.lease)) {
                         Err(Error::Deleted(_)) => {}
                         other => drop(other?),
                     }
                 }
-                _ if random.below(4) == 0 => {
-                    let copy = model.copies.entry(chunk).or_default();
-                    if copy.delete == Delete::No {
-                        copy.delete = Delete::Begun;
-                    }
-                    disk.delete(&[ChunkId(chunk)])?;
-                    copy.delete = Delete::Done;
-                    copy.allowed.clear();
-                }
-                _ => {}
             },
         }
     }
@@ -206,10 +227,16 @@ fn check(disk: &Disk, model: &mut Model, context: &str) {
             Err(Error::NoSuchChunk(_)) => bytes::Bytes::new(),
             Err(error) => panic!("{context}: chunk {chunk}: {error}"),
         };
-        if copy.delete == Delete::Begun && disk.entry(ChunkId(*chunk)).is_none() {
-            copy.delete = Delete::Done;
-            copy.allowed.clear();
-            continue;
+        if copy.delete == Delete::Begun {
+            // It may have been freed, or have been lost before and not be freed.
+            let sealed = disk.seal(ChunkId(*chunk), GROUP, LeaseId(model.lease));
+            let freed = sealed == Err(Error::Deleted(ChunkId(*chunk)));
+            if freed {
+                copy.delete = Delete::Done;
+                copy.allowed.clear();
+                continue;
+            }
+            copy.delete = Delete::No;
         }
         assert!(
             found.len() <= copy.allowed.len(),
@@ -233,19 +260,31 @@ fn check(disk: &Disk, model: &mut Model, context: &str) {
             "{context}: the open mark of chunk {chunk} is lost"
         );
     }
+    for chunk in &mut model.chunks {
+        let gone = |copy: &Copy| copy.delete == Delete::Done;
+        if model.copies.get(chunk).is_some_and(gone) {
+            *chunk = model.next_chunk;
+            model.next_chunk += 1;
+        }
+    }
 }
 
 fn run(seed: u64, operations: u64, stop: Option<u64>) -> (CrashDisk, Model) {
+    run_with(seed, operations, stop, &options())
+}
+
+fn run_with(
+    seed: u64,
+    operations: u64,
+    stop: Option<u64>,
+    options: &StoreOptions,
+) -> (CrashDisk, Model) {
     let memory = CrashDisk::new();
-    let mut model = Model {
-        lease: 1,
-        ..Model::default()
-    };
+    let mut model = Model::default();
     if let Some(stop) = stop {
         memory.stop_at(stop);
     }
-    let options = options();
-    if let Ok((_store, disk)) = open_with(&memory, &options) {
+    if let Ok((_store, disk)) = open_with(&memory, options) {
         let outcome = live(&disk, &mut model, &mut Random(seed), operations);
         assert!(
             matches!(outcome, Ok(()) | Err(Error::DiskFailed { .. })),
@@ -291,6 +330,65 @@ fn every_step_survives_a_loss_of_power() {
     }
 }
 
+/// The background work moves bytes and writes checkpoints while writes go on.
+#[test]
+fn the_background_work_survives_a_loss_of_power() {
+    let busy = StoreOptions {
+        tick: Some(std::time::Duration::from_micros(100)),
+        ..options()
+    };
+    for seed in 100..100 + SEEDS {
+        let (dry, _) = run_with(seed, OPERATIONS, None, &busy);
+        for stop in (formatting_steps() + seed % STRIDE..=dry.steps() + 10).step_by(19) {
+            let (memory, model) = run_with(seed, OPERATIONS, Some(stop), &busy);
+            survives(&memory, &model, stop, &format!("seed {seed} stop {stop}"));
+        }
+    }
+}
+
+/// Others flush, move and checkpoint the same chunks while the writer writes.
+#[test]
+fn work_at_the_same_time_survives_a_loss_of_power() {
+    for seed in 200..200 + 4 * SEEDS {
+        let memory = CrashDisk::new();
+        let mut model = Model::default();
+        let (_store, disk) = open_with(&memory, &options()).unwrap();
+        memory.stop_at(memory.steps() + 60 + seed * 37 % 400);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut round = 0;
+                while !done.load(Ordering::Relaxed) {
+                    round += 1;
+                    let chunks: Vec<ChunkId> = (1..8).map(ChunkId).collect();
+                    let outcome = match round % 4 {
+                        0 => disk.tidy(),
+                        1 => disk.checkpoint(),
+                        _ => disk.flush_wait(&chunks),
+                    };
+                    if outcome.is_err() {
+                        return;
+                    }
+                }
+            });
+            let outcome = live(&disk, &mut model, &mut Random(seed), 10 * OPERATIONS);
+            done.store(true, Ordering::Relaxed);
+            assert!(
+                matches!(outcome, Ok(()) | Err(Error::DiskFailed { .. })),
+                "{outcome:?}"
+            );
+        });
+        for loss in 0..3 {
+            survives(
+                &memory,
+                &model,
+                seed + loss * 1000,
+                &format!("seed {seed} loss {loss}"),
+            );
+        }
+    }
+}
+
 /// A bad device fails one step; then the process is killed, and after a while the power goes.
 #[test]
 fn a_step_that_fails_loses_nothing_acknowledged() {
@@ -299,10 +397,7 @@ fn a_step_that_fails_loses_nothing_acknowledged() {
         let first = formatting_steps() + seed % STRIDE;
         for fail in (first..=dry.steps()).step_by(usize::try_from(STRIDE).unwrap()) {
             let memory = CrashDisk::new();
-            let mut model = Model {
-                lease: 1,
-                ..Model::default()
-            };
+            let mut model = Model::default();
             memory.fail_at(fail);
             let context = format!("seed {seed} fail {fail}");
             if let Ok((_store, disk)) = open_with(&memory, &options()) {
@@ -348,12 +443,9 @@ fn formatting_can_be_interrupted_anywhere() {
 
 #[test]
 fn many_losses_in_a_row() {
-    for seed in 0..20 {
+    for seed in 0..12 {
         let mut memory = CrashDisk::new();
-        let mut model = Model {
-            lease: 1,
-            ..Model::default()
-        };
+        let mut model = Model::default();
         let mut random = Random(seed);
         drop(open_with(&memory, &options()).unwrap());
         for round in 0..8 {
@@ -379,6 +471,6 @@ fn many_losses_in_a_row() {
 }
 
 /// Runs; each has other operations and looks at other steps.
-const SEEDS: u64 = 4;
+const SEEDS: u64 = 3;
 const OPERATIONS: u64 = 40;
-const STRIDE: u64 = 7;
+const STRIDE: u64 = 11;
