@@ -157,7 +157,7 @@ impl Drop for Cluster {
             // What the processes said is part of the failure.
             for log in logs(self.dir.path()) {
                 let text = std::fs::read_to_string(&log).unwrap_or_default();
-                let tail: Vec<&str> = text.lines().rev().take(15).collect();
+                let tail: Vec<&str> = text.lines().rev().take(40).collect();
                 eprintln!("--- {}", log.display());
                 for line in tail.iter().rev() {
                     eprintln!("{line}");

@@ -65,6 +65,7 @@ impl Inner {
         };
         let end = size.min(offset.saturating_add(u64::from(length)));
         if offset >= end {
+            tracing::debug!(ino = %file.ino, offset, size, "a read behind the end");
             return Ok(Bytes::new());
         }
         let range = offset..end;

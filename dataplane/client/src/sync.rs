@@ -267,6 +267,8 @@ impl Inner {
             (report, chunks)
         };
         self.close_marks_soon(chunks);
+        // What was cached under the attributes' lease is from before this mount wrote.
+        self.cache.outdate(file.ino);
         Some(report)
     }
 

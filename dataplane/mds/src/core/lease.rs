@@ -266,12 +266,11 @@ impl LeaseTable {
                 entry.1 += 1;
             }
         }
-        if (recall.data_lease != 0 || recall.unlinked)
-            && let Data::Shared(holders) = &mut leases.data
+        let shared = recall.data_lease != 0 && !recall.keep_shared && !recall.report_only;
+        if let Data::Shared(holders) = &mut leases.data
+            && shared
         {
-            if recall.data_lease != 0 {
-                holders.retain(|holder| *holder != session);
-            }
+            holders.retain(|holder| *holder != session);
             if holders.is_empty() {
                 leases.data = Data::None;
             }

@@ -78,11 +78,21 @@ fn create_gives_a_lease_and_a_chunk_and_a_reader_takes_it_over() {
     );
     assert!(!read.data_exclusive && read.inode.unwrap().size == 5000);
     assert!(world.recalls.last().unwrap().1.keep_shared);
+    // The writer reads on under a shared lease, which is taken back before anybody writes.
+    world.recalls.clear();
+    world.on_recall = Box::new(|_, _| Some(RecallReply::default()));
+    world.ask(b, acquire(ino, true)).unwrap();
+    let asked: Vec<_> = world
+        .recalls
+        .iter()
+        .filter(|(_, r)| r.data_lease != 0)
+        .map(|(s, _)| *s)
+        .collect();
+    assert_eq!(asked, vec![a]);
     // The writer's lease is gone: what it reports now is refused.
     let late = world.ask(a, Op::WriteReport(report(ino, lease, 9, vec![])));
     assert_eq!(late, Err(Status::STALE_LEASE));
     // A later exclusive lease has a higher id.
-    world.on_recall = Box::new(|_, _| Some(RecallReply::default()));
     let again = world.ask(a, acquire(ino, true)).unwrap();
     assert!(again.data_lease > lease);
 }
