@@ -75,7 +75,12 @@ fn two_mounts_agree_with_a_model() {
                 let got = file.read_at(&mut seen, offset).unwrap();
                 let from = usize::try_from(offset).unwrap().min(model.len());
                 let expected = &model[from..(from + length).min(model.len())];
-                assert_eq!(got, expected.len(), "step {step}: length at {offset}, size now {:?}", file.metadata());
+                assert_eq!(
+                    got,
+                    expected.len(),
+                    "step {step}: length at {offset}, size now {:?}",
+                    file.metadata()
+                );
                 let wrong = seen[..got].iter().zip(expected).position(|(a, b)| a != b);
                 assert_eq!(wrong, None, "step {step}: byte at {offset} + that differs");
             }
