@@ -43,10 +43,13 @@ def main():
         cleanup.callback(run.end)
         finished = run.measure()
         cleanup.callback(_ignore_interrupts)
-    written = run.report(finished)
-    report.write(LATEST, written)
-    print(_headline(written))
-    print(report.as_text(run.results))
+        written = run.report(finished)
+        report.write(LATEST, written)
+        print(_headline(written))
+        print(report.as_text(run.results), flush=True)
+        run.say("ending everything and removing its files")
+    # What went wrong while everything ended belongs to it as well.
+    report.write(LATEST, {**written, "incidents": run.incidents})
     for incident in run.incidents:
         print(f"incident: {incident}")
     print(f"\n{LATEST}: figures and ratios; bench/compare.py shows what changed between two")
@@ -76,7 +79,7 @@ class Run:
         wanted = [s for s in stages.ALL if not only or s.name in only]
         tree_made, no_tree = None, "not in this run"
         if any(stage.name == "tree" for stage in wanted):
-            self._say("preparing the tree")
+            self.say("preparing the tree")
             tree_made, no_tree = tree.prepare(self.base, self.plan.tree_files)
         self.tree = tree_made
         self.results.rows = list(rows.table(self.plan, tree_made))
@@ -122,12 +125,12 @@ class Run:
         for kind in self.chosen:
             system = kind(self.base / kind.name)
             self.running[kind.name] = system
-            self._say(f"starting {kind.name}")
+            self.say(f"starting {kind.name}")
             try:
                 system.start()
             except (Failed, OSError, ValueError, KeyError) as error:
                 reason = f"{kind.name} did not start: {error}"
-                self._say(reason)
+                self.say(reason)
                 for stage in wanted:
                     self.results.explain(stage.prefixes, kind.name, reason, failed=True)
                 self._end(system)
@@ -179,7 +182,7 @@ class Run:
             self.results.explain(stage.prefixes, system.name, outcome, failed=True)
             self._mend(system)
         took = time.monotonic() - began
-        self._say(f"{stage.name} {repetition + 1} {system.name}: {outcome} in {took:.1f} s")
+        self.say(f"{stage.name} {repetition + 1} {system.name}: {outcome} in {took:.1f} s")
 
     def _mend(self, system):
         """Gets a system going again after a failure, or gives it up."""
@@ -208,7 +211,7 @@ class Run:
     def _minutes(self):
         return (time.monotonic() - self.started) / 60
 
-    def _say(self, text):
+    def say(self, text):
         seconds = int(time.monotonic() - self.started)
         print(f"[{seconds // 60:2}:{seconds % 60:02}] {text}", file=sys.stderr, flush=True)
 

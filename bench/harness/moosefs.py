@@ -70,7 +70,9 @@ class MooseFS(System):
         (meta / "metadata.mfs").write_bytes(b"MFSM NEW")
         (at / "exports.cfg").write_text("* / rw,alldirs,admin,maproot=0:0\n")
         (at / "topology.cfg").write_text("")
-        common = "WORKING_USER = root\nWORKING_GROUP = root\n"
+        # Its processes would give themselves the highest priority, before those that make the
+        # load and those of the other systems.
+        common = "WORKING_USER = root\nWORKING_GROUP = root\nNICE_LEVEL = 0\n"
         (at / "master.cfg").write_text(
             f"{common}DATA_PATH = {meta}\n"
             f"EXPORTS_FILENAME = {at}/exports.cfg\nTOPOLOGY_FILENAME = {at}/topology.cfg\n"
@@ -101,7 +103,7 @@ class MooseFS(System):
         return any(f[1].endswith(f":{PORT:04X}") and f[3] == "0A" for f in fields)
 
     def _mount_command(self):
-        options = ["-o", "mfspreflabels=A"]
+        options = ["-o", "mfspreflabels=A,mfsnice=0"]
         return self._inside("mfsmount", str(self.root), "-f", "-H", ADDRESS, *options), None
 
     def _make_class(self):
@@ -109,6 +111,8 @@ class MooseFS(System):
         make = self._inside("mfsscadmin", "create", "-K", "A,B", "twozones")
         proc.run(make, cwd=self.root, seconds=30)
         proc.run(self._inside("mfssetsclass", "twozones", str(self.root)), seconds=30)
+        # A file that is removed is removed, as in the other systems.
+        proc.run(self._inside("mfssettrashtime", "0", str(self.root)), seconds=30)
         self._wait_for_two_copies()
 
     def _wait_for_two_copies(self):
