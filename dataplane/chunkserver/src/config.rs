@@ -47,6 +47,8 @@ pub struct ChunkServerConfig {
     pub request_bytes_max: usize,
     /// Bytes a second that this server fetches to fill groups; 0: no limit. Default 0.
     pub fill_bytes_per_second: u64,
+    /// Days in which every copy is read and verified once; 0: never. Default 14.
+    pub scrub_days: u32,
     /// Copies that are fetched at the same time. Default 4.
     pub fill_parallel: usize,
     /// Time one member of a chain gets to answer, milliseconds, for each member behind it once
@@ -76,6 +78,7 @@ impl Default for ChunkServerConfig {
             requests_max: 4096,
             request_bytes_max: 256 << 20,
             fill_bytes_per_second: 0,
+            scrub_days: 14,
             fill_parallel: 4,
             link_timeout_ms: 1000,
         }

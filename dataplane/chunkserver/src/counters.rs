@@ -19,6 +19,7 @@ pub(crate) struct Counts {
     pub(crate) repaired_blocks: AtomicU64,
     pub(crate) filled_chunks: AtomicU64,
     pub(crate) filled_bytes: AtomicU64,
+    pub(crate) scrubbed_bytes: AtomicU64,
     recent: Mutex<VecDeque<RecentWrite>>,
 }
 
@@ -56,6 +57,8 @@ pub struct Counters {
     pub filled_chunks: u64,
     /// Bytes of these.
     pub filled_bytes: u64,
+    /// Bytes verified in the background.
+    pub scrubbed_bytes: u64,
 }
 
 /// Adds to a counter.
@@ -91,6 +94,7 @@ impl Counts {
             repaired_blocks: of(&self.repaired_blocks),
             filled_chunks: of(&self.filled_chunks),
             filled_bytes: of(&self.filled_bytes),
+            scrubbed_bytes: of(&self.scrubbed_bytes),
         }
     }
 }

@@ -23,6 +23,7 @@ mod handler;
 mod maintain;
 mod operation;
 mod read;
+mod scrub;
 mod server;
 mod sessions;
 mod status;

@@ -28,6 +28,7 @@ use crate::fill::{FillProgress, Fills};
 use crate::gate::Gates;
 use crate::handler::Front;
 use crate::operation::Parked;
+use crate::scrub;
 use crate::sessions::Sessions;
 use crate::status::Refusal;
 
@@ -168,10 +169,16 @@ impl ChunkServer {
         link.set_identity(identity.clone());
         let inner = inner(config, &identity, address, store, link);
         wait_for_own_entry(&inner, deadline).await?;
-        let tasks = vec![
+        let mut tasks = vec![
             tokio::spawn(beat::run(Arc::clone(&inner))),
             tokio::spawn(follow_map(Arc::clone(&inner))),
         ];
+        if inner.config.scrub_days > 0 {
+            let disks = inner.store.disks();
+            tasks.extend(
+                disks.map(|disk| tokio::spawn(scrub::run(Arc::clone(&inner), disk.index()))),
+            );
+        }
         settle_disks(&inner);
         front.open(Arc::clone(&inner));
         tracing::info!(server = %inner.me, address = inner.address, "chunkserver serves");

@@ -264,6 +264,29 @@ async fn a_damaged_block_is_repaired_from_another_member_and_the_reader_does_not
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn decay_that_nobody_reads_is_found_and_repaired() {
+    let mut cluster = Cluster::adjusted(2, |config| config.scrub_days = 0).await;
+    let bytes = put(1, 1, 1, 0, 300_000);
+    cluster.write(&[1, 2], bytes.clone()).await.unwrap();
+    cluster.flush(&[1, 2], &[1]).await.unwrap();
+    cluster.stop_server(1).await;
+    let path = cluster.disk(1).join("chunks/01/0000000000000001");
+    damage(&path, 5000);
+    damage(&path, 250_000);
+    cluster.adjust = |config| config.scrub_days = 1;
+    cluster.start_server(1).await;
+    let wait = async {
+        while cluster.servers[&1].counters().repaired_blocks < 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(support::WAIT, wait).await.unwrap();
+    let (found, reply) = cluster.read(1, 1, 0, 300_000).await.unwrap();
+    same(&found, &bytes.bytes);
+    assert!(!reply.repaired);
+}
+
 /// Flips a bit of a copy's data in its file.
 fn damage(path: &std::path::Path, at: u64) {
     use std::os::unix::fs::FileExt;

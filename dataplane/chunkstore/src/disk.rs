@@ -18,6 +18,7 @@ use crate::keeper;
 use crate::medium::Space;
 use crate::pool::Refused;
 use crate::read::ReadData;
+use crate::scrub::Scrubbed;
 use crate::write::WriteOp;
 
 /// One open disk. Clones are the same disk.
@@ -319,6 +320,26 @@ impl Disk {
     #[must_use]
     pub fn mark_verified(&self, chunk: ChunkId, seen: &Entry, epoch: Epoch) -> bool {
         self.core.mark_verified(chunk, seen, epoch)
+    }
+
+    /// Verifies the blocks of a range of a copy as the device has them, not as memory has.
+    ///
+    /// # Errors
+    /// `BadRequest`, `DiskFailed`.
+    pub fn scrub(&self, chunk: ChunkId, offset: u32, length: u32) -> Result<Scrubbed, Error> {
+        self.core.scrub(chunk, offset, length)
+    }
+
+    /// The first copy from `chunk` on.
+    #[must_use]
+    pub fn next_copy(&self, chunk: ChunkId) -> Option<(ChunkId, Entry)> {
+        self.core.next_copy(chunk)
+    }
+
+    /// Bytes of all copies. Takes time in proportion to their number.
+    #[must_use]
+    pub fn copy_bytes(&self) -> u64 {
+        self.core.index.lock().copy_bytes()
     }
 
     /// What is known of a copy.

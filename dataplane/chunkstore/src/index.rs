@@ -155,6 +155,19 @@ impl Index {
         self.partial.range(range).map(|(_, chunk)| *chunk).collect()
     }
 
+    /// The first copy from `chunk` on.
+    pub(crate) fn next(&self, chunk: ChunkId) -> Option<(ChunkId, Entry)> {
+        let mut rest = self.entries.range(chunk..);
+        rest.find(|(_, entry)| entry.exists())
+            .map(|(chunk, entry)| (*chunk, *entry))
+    }
+
+    /// Bytes of all copies.
+    pub(crate) fn copy_bytes(&self) -> u64 {
+        let lengths = self.entries.values().map(|entry| u64::from(entry.length));
+        lengths.sum()
+    }
+
     /// Groups with at least one copy.
     pub(crate) fn groups(&self) -> Vec<GroupId> {
         let mut groups = Vec::new();

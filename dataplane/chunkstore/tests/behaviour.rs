@@ -258,6 +258,36 @@ fn bad_blocks_are_named_and_repaired() {
 }
 
 #[test]
+fn scrubbing_names_all_damaged_blocks_of_a_range() {
+    let memory = CrashDisk::new();
+    let (store, disk) = open(&memory);
+    disk.write_wait(synced(write(1, 1, 0, pattern(1, 1, 0, 200_000))))
+        .unwrap();
+    store.close().unwrap();
+    drop((store, disk));
+    for block in [0, 7, 30] {
+        memory
+            .damage("chunks/01/0000000000000001", |bytes| {
+                bytes[(128 << 10) + block * 4096 + 1] ^= 1;
+            })
+            .unwrap();
+    }
+    let (_store, disk) = open(&memory);
+    let scrub = |offset, length| disk.scrub(ChunkId(1), offset, length).unwrap();
+    assert_eq!(scrub(0, 1 << 20).bad, [0, 7, 30]);
+    assert_eq!(scrub(4096, 100_000).bad, [7]);
+    assert_eq!(scrub(0, 1 << 20).copy_length, 200_000);
+    assert_eq!(disk.scrub(ChunkId(2), 0, 1 << 20).unwrap().copy_length, 0);
+    // What lies over a damaged block as a whole hides it.
+    disk.write_wait(write(1, 1, 7 * 4096, vec![1; 4096]))
+        .unwrap();
+    assert_eq!(scrub(0, 1 << 20).bad, [0, 30]);
+    assert_eq!(disk.next_copy(ChunkId(1)).unwrap().0, ChunkId(1));
+    assert_eq!(disk.next_copy(ChunkId(2)), None);
+    assert_eq!(disk.copy_bytes(), 200_000);
+}
+
+#[test]
 fn a_bad_block_under_logged_bytes_stays_bad_until_repaired() {
     let memory = CrashDisk::new();
     let (store, disk) = open(&memory);
