@@ -327,7 +327,7 @@ fn runs_of(blocks: &[u32]) -> Vec<(u32, u32)> {
 }
 
 /// Copies in one page of a list.
-const LIST_MAX: u32 = 4096;
+const LIST_MAX: u32 = 1024;
 /// Blocks fetched at once.
 const RUN_BLOCKS_MAX: u32 = 256;
 

@@ -9,6 +9,7 @@ use hither_log::{Log, LogDir, Lsn, RecordKind};
 use hither_proto::checksum::crc32c;
 use hither_proto::ids::{ChunkId, DiskIndex};
 use parking_lot::{Condvar, Mutex, RwLock};
+use rustix::io::Errno;
 
 use crate::buffers::Buffers;
 use crate::checkpoint::Checkpoint;
@@ -151,14 +152,22 @@ impl Core {
         }
     }
 
-    /// What an I/O error means: a full disk is survived, everything else ends its service.
+    /// What an I/O error means: a full disk and a lack of descriptors or memory are survived,
+    /// everything else ends the disk's service.
     pub(crate) fn io(&self, action: &str, error: &io::Error) -> Error {
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Error::NoSpace(self.index_number)
+                return Error::NoSpace(self.index_number);
             }
-            _ => self.fail(format!("{action}: {error}")),
+            io::ErrorKind::OutOfMemory => return Error::Busy(self.index_number),
+            _ => {}
         }
+        let lack = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+        if Errno::from_io_error(error).is_some_and(|errno| lack.contains(&errno)) {
+            tracing::warn!(disk = self.index_number.0, action, %error, "out of descriptors or memory");
+            return Error::Busy(self.index_number);
+        }
+        self.fail(format!("{action}: {error}"))
     }
 
     /// What an error of the log means.
@@ -193,7 +202,11 @@ impl Core {
         hold: Option<Reason>,
     ) -> Result<Lsn, Stop> {
         self.check()?;
-        let _gate = self.gate.read();
+        let gate = match how {
+            How::Blocking => Some(self.gate.read()),
+            How::Inline => self.gate.try_read(),
+        };
+        let _gate = gate.ok_or(Stop::Needs(Need::Thread))?;
         let parts = [head.slice(), IoSlice::new(data)];
         let appended = match how {
             How::Blocking => self.log.append(kind, &parts),

@@ -336,7 +336,7 @@ impl Disk {
         self.core.next_copy(chunk)
     }
 
-    /// Bytes of all copies. Takes time in proportion to their number.
+    /// Bytes of all copies.
     #[must_use]
     pub fn copy_bytes(&self) -> u64 {
         self.core.index.lock().copy_bytes()

@@ -13,6 +13,7 @@ pub(crate) struct Index {
     by_group: BTreeSet<(GroupId, ChunkId)>,
     open: BTreeSet<ChunkId>,
     partial: BTreeSet<(GroupId, ChunkId)>,
+    copy_bytes: u64,
     deleted: Deleted,
     changes: Changes,
 }
@@ -92,11 +93,13 @@ impl Index {
     }
 
     fn insert(&mut self, chunk: ChunkId, entry: Entry) {
-        if let Some(old) = self.entries.insert(chunk, entry)
-            && old.group != entry.group
-        {
-            self.by_group.remove(&(old.group, chunk));
-            self.partial.remove(&(old.group, chunk));
+        self.copy_bytes += u64::from(entry.length);
+        if let Some(old) = self.entries.insert(chunk, entry) {
+            self.copy_bytes -= u64::from(old.length);
+            if old.group != entry.group {
+                self.by_group.remove(&(old.group, chunk));
+                self.partial.remove(&(old.group, chunk));
+            }
         }
         self.by_group.insert((entry.group, chunk));
         if entry.is_partial() {
@@ -119,6 +122,7 @@ impl Index {
         self.changes.entries.insert(chunk, None);
         self.open.remove(&chunk);
         let old = self.entries.remove(&chunk)?;
+        self.copy_bytes -= u64::from(old.length);
         self.by_group.remove(&(old.group, chunk));
         self.partial.remove(&(old.group, chunk));
         Some(old)
@@ -164,8 +168,7 @@ impl Index {
 
     /// Bytes of all copies.
     pub(crate) fn copy_bytes(&self) -> u64 {
-        let lengths = self.entries.values().map(|entry| u64::from(entry.length));
-        lengths.sum()
+        self.copy_bytes
     }
 
     /// Groups with at least one copy.

@@ -108,12 +108,11 @@ impl Core {
                 placed.push((live, syncing, one));
             }
         }
-        for (live, syncing, _) in &placed {
-            self.sync_file(live, syncing)?;
-        }
         let moved = !placed.is_empty();
-        for (live, _, one) in placed {
+        for (live, syncing, one) in placed {
+            self.sync_file(live, &syncing)?;
             self.end_sync(live, durable)?;
+            // Whoever flushes this chunk need not wait for the rest.
             drop(one);
         }
         Ok(moved)
@@ -335,7 +334,7 @@ fn run(weak: &Weak<Core>, tick: Duration) {
 }
 
 /// Chunks whose bytes are moved together.
-const BATCH_CHUNKS: usize = 64;
+const BATCH_CHUNKS: usize = 32;
 /// Bytes that are moved with one write.
 const RUN_LEN_MAX: usize = 1 << 20;
 /// Ticks between two rounds in which bytes move that nobody is short of room for.
