@@ -1,7 +1,7 @@
 //! The FUSE mount.
 //!
 //! [`transport`] is our own view of a FUSE server: typed requests in, one reply handle out; today
-//! `fuser` stands behind it. [`serve`] answers the requests with a client of the cluster, `notify`
+//! `fuser` stands behind it. `serve` answers the requests with a client of the cluster, `notify`
 //! makes the kernel forget what is recalled, `options` reads what stands after `-o`.
 #![forbid(unsafe_code)]
 

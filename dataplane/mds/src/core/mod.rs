@@ -2,7 +2,7 @@
 //!
 //! [`Core::handle`] takes an [`Event`] and the monotonic time and returns the [`Effect`]s the shell
 //! has to carry out. A request runs as a function over the cache; where it lacks something it stops
-//! ([`Stop`]), is parked, and later runs again from its start: it holds nothing meanwhile.
+//! (`Stop`), is parked, and later runs again from its start: it holds nothing meanwhile.
 //!
 //! | file | concern |
 //! | --- | --- |
