@@ -15,6 +15,7 @@ pub mod status;
 /// Messages every connection speaks.
 #[allow(
     missing_docs,
+    rustdoc::all,
     clippy::all,
     clippy::pedantic,
     reason = "generated; documented in proto/"
@@ -25,6 +26,7 @@ pub mod common {
 /// The cluster map.
 #[allow(
     missing_docs,
+    rustdoc::all,
     clippy::all,
     clippy::pedantic,
     reason = "generated; documented in proto/"
@@ -35,6 +37,7 @@ pub mod map {
 /// Requests to the manager.
 #[allow(
     missing_docs,
+    rustdoc::all,
     clippy::all,
     clippy::pedantic,
     reason = "generated; documented in proto/"
@@ -45,6 +48,7 @@ pub mod manager {
 /// A client's session with a metadata server.
 #[allow(
     missing_docs,
+    rustdoc::all,
     clippy::all,
     clippy::pedantic,
     reason = "generated; documented in proto/"
@@ -55,6 +59,7 @@ pub mod meta {
 /// Requests to a chunkserver.
 #[allow(
     missing_docs,
+    rustdoc::all,
     clippy::all,
     clippy::pedantic,
     reason = "generated; documented in proto/"
@@ -65,6 +70,7 @@ pub mod chunk {
 /// Values of the metadata store.
 #[allow(
     missing_docs,
+    rustdoc::all,
     clippy::all,
     clippy::pedantic,
     reason = "generated; documented in proto/"
