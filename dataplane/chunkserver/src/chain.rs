@@ -193,7 +193,13 @@ impl Join {
     fn forward(self: &Arc<Self>, next: &Hop, message: Message, payload: Bytes, timeout: Duration) {
         let join = Arc::clone(self);
         let to = next.server;
-        let address = self.inner.address_of(next);
+        let Some(address) = self.inner.address_of(next) else {
+            let error = NetError::Connect {
+                address: next.address.clone(),
+                reason: "it is not in the map".into(),
+            };
+            return self.behind(Err(Refusal::broken_link(self.inner.me.0, to, &error)));
+        };
         let done = move |outcome: Result<Reply, NetError>| {
             let acks = outcome.and_then(|reply| reply.decode::<Applied>());
             join.behind(match acks {
@@ -377,11 +383,10 @@ impl Inner {
         one.saturating_mul(members)
     }
 
-    /// Where the next member is: the map knows it best, the writer's hop may be older.
-    fn address_of(&self, hop: &Hop) -> String {
+    /// Where the next member is, by the map: what the writer says may be older, or wrong.
+    fn address_of(&self, hop: &Hop) -> Option<String> {
         let map = self.link.map();
-        map.address(ChunkserverId(hop.server))
-            .map_or_else(|| hop.address.clone(), str::to_owned)
+        map.address(ChunkserverId(hop.server)).map(str::to_owned)
     }
 }
 

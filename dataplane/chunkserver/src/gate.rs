@@ -109,6 +109,10 @@ impl<R> Gates<R> {
         let gate = groups.get_mut(&group)?;
         let next = gate.waiting.pop_front();
         gate.served = next.is_some();
+        if next.is_none() && gate.epoch == Epoch(0) && gate.under_way == 0 {
+            // Nothing of it was ever served: the group may be one that only a sender knows.
+            groups.remove(&group);
+        }
         next
     }
 

@@ -28,6 +28,7 @@ fn main() {
     for threads in [1, 8, 32] {
         small_synced(disk, threads);
     }
+    new_chunks(disk, 8);
     large_in_place(disk, 1);
     large_in_place(disk, 4);
     reads(disk, 4096, 1);
@@ -67,6 +68,21 @@ fn small_synced(disk: &Disk, threads: u64) {
             .expect("the write works");
     });
     done.print(&format!("{threads:2} threads, 4 KiB write + sync"), 4096);
+}
+
+/// Each thread makes chunk after chunk of one synced write, as small files do; long enough for the
+/// background work to be the limit.
+fn new_chunks(disk: &Disk, threads: u64) {
+    let payload = Bytes::from(vec![0xa5; 4096]);
+    let done = run_for(Duration::from_secs(15), threads, |thread, count| {
+        let chunk = 1_000_000 * (thread + 1) + count;
+        disk.write_wait(op(chunk, 0, &payload, true))
+            .expect("the write works");
+    });
+    done.print(
+        &format!("{threads:2} threads, new chunk of 4 KiB + sync"),
+        4096,
+    );
 }
 
 /// Each thread writes chunk after chunk, 1 MiB at a time, and flushes each.
@@ -120,8 +136,12 @@ impl Done {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 fn run(threads: u64, work: impl Fn(u64, u64) + Sync) -> Done {
+    run_for(RUN_TIME, threads, work)
+}
+
+#[allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
+fn run_for(time: Duration, threads: u64, work: impl Fn(u64, u64) + Sync) -> Done {
     let start = Instant::now();
     let total = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -129,7 +149,7 @@ fn run(threads: u64, work: impl Fn(u64, u64) + Sync) -> Done {
             let (work, total) = (&work, &total);
             scope.spawn(move || {
                 let mut count = 0;
-                while start.elapsed() < RUN_TIME {
+                while start.elapsed() < time {
                     work(thread, count);
                     count += 1;
                 }

@@ -396,7 +396,11 @@ impl Core {
     /// Clears open marks of this lease or a lower one. What the copies have is made stable first.
     pub(crate) fn close(&self, chunks: &[ChunkId], lease: LeaseId) -> Result<(), Error> {
         for chunk in chunks {
-            let marked = |entry: &Entry| entry.open.is_some_and(|open| open.lease <= lease);
+            let marked = |entry: &Entry| match entry.open {
+                Some(open) => open.lease <= lease,
+                // Sealed without having been written: what the seal remembers can go too.
+                None => entry.lease_before != LeaseId(0) && entry.lease <= lease,
+            };
             if !self.entry(*chunk).as_ref().is_some_and(marked) {
                 continue;
             }
@@ -411,6 +415,7 @@ impl Core {
                 }
                 entry.open = None;
                 entry.touched = Regions::NONE;
+                entry.lease_before = LeaseId(0);
                 core.record_state(How::Blocking, *chunk, &mut entry)?;
                 Ok(())
             })?;

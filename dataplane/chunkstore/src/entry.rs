@@ -141,6 +141,94 @@ pub struct Entry {
     pub(crate) verified: Epoch,
 }
 
+/// What the index keeps of every copy in memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Packed {
+    inode: InodeId,
+    lease: LeaseId,
+    changed_epoch: Epoch,
+    lsn: Lsn,
+    verified: Epoch,
+    group: GroupId,
+    chain: ChainNumber,
+    pub(crate) length: u32,
+    pub(crate) flags: EntryFlags,
+}
+
+/// The rest, which only copies in use have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Detail {
+    lease_before: LeaseId,
+    pub(crate) open: Option<OpenMark>,
+    touched: Regions,
+    loose: Regions,
+    pub(crate) suspect: Regions,
+}
+
+impl Packed {
+    /// Splits an entry; the detail is `None` when there is nothing in it.
+    pub(crate) fn of(entry: &Entry) -> (Self, Option<Detail>) {
+        let packed = Self {
+            inode: entry.inode,
+            lease: entry.lease,
+            changed_epoch: entry.changed_epoch,
+            lsn: entry.lsn,
+            verified: entry.verified,
+            group: entry.group,
+            chain: entry.chain,
+            length: entry.length,
+            flags: entry.flags,
+        };
+        let detail = Detail {
+            lease_before: entry.lease_before,
+            open: entry.open,
+            touched: entry.touched,
+            loose: entry.loose,
+            suspect: entry.suspect,
+        };
+        (
+            packed,
+            Some(detail).filter(|detail| *detail != Detail::default()),
+        )
+    }
+
+    /// The entry.
+    pub(crate) fn with(&self, detail: Option<&Detail>) -> Entry {
+        let detail = detail.copied().unwrap_or_default();
+        Entry {
+            group: self.group,
+            inode: self.inode,
+            lease: self.lease,
+            chain: self.chain,
+            lease_before: detail.lease_before,
+            length: self.length,
+            changed_epoch: self.changed_epoch,
+            open: detail.open,
+            touched: detail.touched,
+            loose: detail.loose,
+            flags: self.flags,
+            lsn: self.lsn,
+            suspect: detail.suspect,
+            verified: self.verified,
+        }
+    }
+
+    /// Group of the chunk.
+    pub(crate) fn group(&self) -> GroupId {
+        self.group
+    }
+
+    /// Whether there is a copy, complete or not.
+    pub(crate) fn exists(&self) -> bool {
+        !self.flags.has(EntryFlags::ABSENT)
+    }
+}
+
+const _: () = assert!(
+    size_of::<Packed>() == 56,
+    "a copy at rest costs this much memory"
+);
+
 impl Entry {
     /// Whether there is a copy, complete or not.
     #[must_use]

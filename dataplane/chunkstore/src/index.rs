@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hither_proto::ids::{ChunkId, GroupId, SessionId};
 
-use crate::entry::Entry;
+use crate::entry::{Detail, Entry, EntryFlags, Packed};
 
 /// The index. Changes are gathered for the next checkpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    entries: BTreeMap<ChunkId, Entry>,
+    entries: BTreeMap<ChunkId, Packed>,
+    /// Of copies in use: with an open mark, or not settled yet.
+    details: BTreeMap<ChunkId, Detail>,
     by_group: BTreeSet<(GroupId, ChunkId)>,
-    open: BTreeSet<ChunkId>,
     partial: BTreeSet<(GroupId, ChunkId)>,
     copy_bytes: u64,
     deleted: Deleted,
@@ -77,7 +78,8 @@ impl Index {
     }
 
     pub(crate) fn get(&self, chunk: ChunkId) -> Option<Entry> {
-        self.entries.get(&chunk).copied()
+        let packed = self.entries.get(&chunk)?;
+        Some(packed.with(self.details.get(&chunk)))
     }
 
     pub(crate) fn put(&mut self, chunk: ChunkId, entry: Entry) {
@@ -87,45 +89,49 @@ impl Index {
 
     /// Changes what is not stored.
     pub(crate) fn note(&mut self, chunk: ChunkId, change: impl FnOnce(&mut Entry)) {
-        if let Some(entry) = self.entries.get_mut(&chunk) {
-            change(entry);
+        if let Some(mut entry) = self.get(chunk) {
+            change(&mut entry);
+            self.insert(chunk, entry);
         }
     }
 
     fn insert(&mut self, chunk: ChunkId, entry: Entry) {
+        let (packed, detail) = Packed::of(&entry);
+        match detail {
+            Some(detail) => self.details.insert(chunk, detail),
+            None => self.details.remove(&chunk),
+        };
         self.copy_bytes += u64::from(entry.length);
-        if let Some(old) = self.entries.insert(chunk, entry) {
+        let old = self.entries.insert(chunk, packed);
+        if let Some(old) = &old {
             self.copy_bytes -= u64::from(old.length);
-            if old.group != entry.group {
-                self.by_group.remove(&(old.group, chunk));
-                self.partial.remove(&(old.group, chunk));
-            }
         }
-        self.by_group.insert((entry.group, chunk));
+        if old.as_ref().map(Packed::group) != Some(entry.group) {
+            if let Some(old) = &old {
+                self.by_group.remove(&(old.group(), chunk));
+                self.partial.remove(&(old.group(), chunk));
+            }
+            self.by_group.insert((entry.group, chunk));
+        }
         if entry.is_partial() {
             self.partial.insert((entry.group, chunk));
-        } else {
+        } else if old.is_some_and(|old| old.flags.has(EntryFlags::PARTIAL)) {
             self.partial.remove(&(entry.group, chunk));
-        }
-        if entry.open.is_some() {
-            self.open.insert(chunk);
-        } else {
-            self.open.remove(&chunk);
         }
     }
 
     /// Removes a chunk and remembers that it was deleted.
-    pub(crate) fn delete(&mut self, chunk: ChunkId, deleted_max: usize) -> Option<Entry> {
+    pub(crate) fn delete(&mut self, chunk: ChunkId, deleted_max: usize) {
         if let Some(number) = self.deleted.add(chunk, deleted_max) {
             self.changes.deleted.push((number, chunk));
         }
         self.changes.entries.insert(chunk, None);
-        self.open.remove(&chunk);
-        let old = self.entries.remove(&chunk)?;
-        self.copy_bytes -= u64::from(old.length);
-        self.by_group.remove(&(old.group, chunk));
-        self.partial.remove(&(old.group, chunk));
-        Some(old)
+        self.details.remove(&chunk);
+        if let Some(old) = self.entries.remove(&chunk) {
+            self.copy_bytes -= u64::from(old.length);
+            self.by_group.remove(&(old.group(), chunk));
+            self.partial.remove(&(old.group(), chunk));
+        }
     }
 
     pub(crate) fn was_deleted(&self, chunk: ChunkId) -> bool {
@@ -142,13 +148,13 @@ impl Index {
         let mut found = Vec::new();
         let range = (group, from)..=(group, ChunkId(u64::MAX));
         for (_, chunk) in self.by_group.range(range) {
-            let Some(entry) = self.entries.get(chunk).filter(|entry| entry.exists()) else {
+            let Some(entry) = self.get(*chunk).filter(Entry::exists) else {
                 continue;
             };
             if found.len() == limit {
                 return (found, true);
             }
-            found.push((*chunk, *entry));
+            found.push((*chunk, entry));
         }
         (found, false)
     }
@@ -162,8 +168,8 @@ impl Index {
     /// The first copy from `chunk` on.
     pub(crate) fn next(&self, chunk: ChunkId) -> Option<(ChunkId, Entry)> {
         let mut rest = self.entries.range(chunk..);
-        rest.find(|(_, entry)| entry.exists())
-            .map(|(chunk, entry)| (*chunk, *entry))
+        rest.find(|(_, packed)| packed.exists())
+            .map(|(chunk, packed)| (*chunk, packed.with(self.details.get(chunk))))
     }
 
     /// Bytes of all copies.
@@ -187,11 +193,10 @@ impl Index {
 
     /// Copies with an open mark; of one session, or of all.
     pub(crate) fn open(&self, session: Option<SessionId>) -> Vec<(ChunkId, Entry)> {
-        let marked = self.open.iter().filter_map(|chunk| {
-            let entry = self.entries.get(chunk)?;
-            let open = entry.open?;
+        let marked = self.details.iter().filter_map(|(chunk, detail)| {
+            let open = detail.open?;
             let wanted = session.is_none_or(|session| open.session == session);
-            wanted.then_some((*chunk, *entry))
+            wanted.then(|| Some((*chunk, self.get(*chunk)?))).flatten()
         });
         marked.collect()
     }
@@ -199,9 +204,9 @@ impl Index {
     /// Entries whose files have to be looked at before they are used.
     pub(crate) fn suspects(&self) -> Vec<ChunkId> {
         let suspects = self
-            .entries
+            .details
             .iter()
-            .filter(|(_, entry)| !entry.suspect.is_empty());
+            .filter(|(_, detail)| !detail.suspect.is_empty());
         suspects.map(|(chunk, _)| *chunk).collect()
     }
 

@@ -362,6 +362,27 @@ fn bytes_behind_the_end_do_not_come_back() {
     assert!(reached > 0);
 }
 
+/// Numbers of records that were lost are given again: the index must not know of lost ones.
+#[test]
+fn a_checkpoint_knows_of_no_record_that_can_be_lost() {
+    for seed in 0..10 {
+        let memory = CrashDisk::new();
+        let (store, disk) = open_with(&memory, &options()).unwrap();
+        disk.write_wait(write(1, 1, 0, vec![1; 100])).unwrap();
+        disk.checkpoint().unwrap();
+        let memory = memory.power_loss(seed);
+        drop((store, disk));
+        let (store, disk) = open_with(&memory, &options()).unwrap();
+        let later = pattern(1, 1, 0, 5000);
+        disk.write_wait(synced(write(1, 1, 0, later.clone())))
+            .unwrap();
+        let memory = memory.power_loss(seed);
+        drop((store, disk));
+        let (_store, disk) = open_with(&memory, &options()).unwrap();
+        assert_eq!(content(&disk, 1).unwrap()[..], later[..], "seed {seed}");
+    }
+}
+
 /// The background work moves bytes and writes checkpoints while writes go on.
 #[test]
 fn the_background_work_survives_a_loss_of_power() {
