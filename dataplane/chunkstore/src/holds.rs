@@ -48,6 +48,16 @@ impl Holds {
             .collect()
     }
 
+    /// Chunks with trims older than `before` that are not in place.
+    pub(crate) fn trimmed_chunks(&self, before: Lsn) -> Vec<ChunkId> {
+        self.held
+            .iter()
+            .take_while(|(lsn, ..)| *lsn < before)
+            .filter(|(_, reason, _)| *reason == Reason::Trim)
+            .map(|(.., chunk)| *chunk)
+            .collect()
+    }
+
     /// A chunk's overlay changed its size.
     pub(crate) fn resize(&mut self, before: usize, after: usize) {
         self.overlay_bytes = (self.overlay_bytes + after).saturating_sub(before);

@@ -61,8 +61,25 @@ impl Core {
     pub(crate) fn tidy(&self) -> Result<(), Error> {
         let _one = self.keeper.pass.lock();
         let end = self.log.next_lsn();
+        self.repeat_trims(end)?;
         self.move_before(end)?;
         self.write_checkpoint()
+    }
+
+    /// Does trims that failed, or that the last run left undone: they hold the log.
+    fn repeat_trims(&self, end: Lsn) -> Result<(), Error> {
+        let chunks = self.holds.lock().trimmed_chunks(end);
+        for chunk in chunks {
+            let live = self.lives.get(chunk);
+            let settled = self.locked(&live, |core, state| {
+                core.settled_entry(How::Blocking, &live, state)
+            });
+            match settled {
+                Ok(_) | Err(Error::NoSuchChunk(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Moves what is older than record `end`.
