@@ -299,6 +299,7 @@ def _ignore_interrupts():
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:
-        print("bench: interrupted; everything it started has ended", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        by = str(interrupt) or "SIGINT"
+        print(f"bench: ended by {by}; everything it started has ended", file=sys.stderr)
         sys.exit(130)
