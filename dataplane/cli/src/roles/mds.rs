@@ -39,7 +39,7 @@ mod with_etcd {
     use serde::Deserialize;
 
     use crate::args;
-    use crate::roles::{addresses, read_config, terminated};
+    use crate::roles::{addresses, ending, read_config, terminated};
 
     /// Configuration of a metadata server.
     #[derive(Debug, Clone, Deserialize)]
@@ -136,8 +136,7 @@ mod with_etcd {
         if fenced {
             bail!("another process serves rank {} now", config.rank);
         }
-        rank.shutdown().await;
-        Ok(())
+        ending(rank.shutdown(), true).await
     }
 
     /// Says again and again where the rank is: the manager forgets it when it restarts.
