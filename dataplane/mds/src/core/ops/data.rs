@@ -5,11 +5,12 @@ use hither_proto::meta::{Acquire, AllocChunks, ChunkRefs, PunchHole, Reply, Writ
 use hither_proto::status::{Errno, Status};
 use hither_proto::stored::ChunkRef;
 
-use super::{Outcome, is_regular, refuse};
+use super::{Outcome, is_regular, refuse, seal_of};
 use crate::core::batch::Object;
 use crate::core::cache::LoadKey;
+use crate::core::event::SealChunk;
 use crate::core::lease::{Data, Exclusive};
-use crate::core::run::{Attempt, Blocker, Core, Stop};
+use crate::core::run::{Attempt, Blocker, Core, Stop, Work};
 
 /// References kept in the inode itself: those of the first pieces of the file.
 pub(crate) const INLINE_CHUNKS: u32 = 8;
@@ -199,10 +200,30 @@ impl Core {
         }
         self.held_exclusive(attempt.session, ino, op.lease)?;
         self.apply_report(attempt, op);
-        if op.release || op.downgrade {
+        if op.release && !op.torn.is_empty() {
+            self.release_torn(ino, &op.torn);
+        } else if op.release || op.downgrade {
             self.release_exclusive(attempt.session, ino, op.downgrade);
         }
         Ok(self.reply_with(attempt, ino))
+    }
+
+    /// An exclusive lease ends although its holder's last writes did not reach all members: they
+    /// agree again before anybody gets a lease.
+    fn release_torn(&mut self, ino: InodeId, torn: &[ChunkRef]) {
+        let leases = self.leases.of_mut(ino);
+        let Data::Exclusive(held) = &mut leases.data else {
+            return;
+        };
+        let mut chunks: Vec<SealChunk> = held.reserved.iter().map(seal_of).collect();
+        for chunk in torn {
+            if !chunks.iter().any(|known| known.chunk.0 == chunk.chunk) {
+                chunks.push(seal_of(chunk));
+            }
+        }
+        leases.data = Data::None;
+        leases.sealing = true;
+        self.spawn(Work::Seal { ino, chunks });
     }
 
     /// A report that came as the answer to a recall.
