@@ -8,18 +8,27 @@
 //! | --- | --- |
 //! | `cache` | inodes, directories, entries in memory; what to load; eviction |
 //! | `batch` | the open batch, what depends on it, commits |
-//! | `lease` | who caches what; recalls |
+//! | `commit` | answers, and the batches they wait for |
+//! | `lease` | who caches what |
+//! | `loads` | what loads bring in |
+//! | `recalls` | asking for leases back |
+//! | `requests` | requests in and out, resent ones |
+//! | `run` | tasks: attempts, waits, time |
 //! | `session` | sessions, reply cache, reclaim, eviction |
 //! | `locks` | flock and byte-range locks |
 //! | `ops/*` | the operations |
 
 mod batch;
 mod cache;
+mod commit;
 mod event;
 mod ids;
 mod lease;
+mod loads;
 mod locks;
 mod ops;
+mod recalls;
+mod requests;
 mod run;
 mod session;
 #[cfg(test)]
