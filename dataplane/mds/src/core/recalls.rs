@@ -5,12 +5,14 @@ use hither_proto::meta::{Recall, RecallReply};
 
 use super::event::Effect;
 use super::lease::Wanted;
-use super::run::{Blocker, Core};
+use super::run::{Blocker, Core, Work};
 
 /// A recall that is not answered yet.
 #[derive(Debug)]
 pub(crate) struct PendingRecall {
     wanted: Wanted,
+    /// The holder has answered; its report is being taken in.
+    answered: bool,
 }
 
 impl Core {
@@ -30,24 +32,50 @@ impl Core {
         }
         self.effects
             .push(Effect::Recall(id, wanted.session, wanted.recall.clone()));
-        self.recalls.insert(id, PendingRecall { wanted });
+        self.recalls.insert(
+            id,
+            PendingRecall {
+                wanted,
+                answered: false,
+            },
+        );
         id
     }
 
     pub(crate) fn recall_answered(&mut self, id: u64, answer: Option<RecallReply>) {
         // Unanswered: the holder gets it again when it comes back, or loses its session.
         let Some(answer) = answer else { return };
+        let Some(pending) = self.recalls.get_mut(&id) else {
+            return;
+        };
+        if pending.answered {
+            return;
+        }
+        if let Some(report) = answer.report {
+            // What the report is about may have to be loaded first: the recall ends after that.
+            pending.answered = true;
+            let session = pending.wanted.session;
+            self.spawn(Work::RecallReport {
+                recall: id,
+                session,
+                report: Box::new(report),
+                open: answer.open,
+            });
+        } else {
+            self.finish_recall(id, answer.open);
+        }
+    }
+
+    /// What the recall asked for is given back.
+    pub(crate) fn finish_recall(&mut self, id: u64, open: bool) {
         let Some(pending) = self.recalls.remove(&id) else {
             return;
         };
         let session = pending.wanted.session;
         let recall = pending.wanted.recall;
         self.end_recall(&recall);
-        if let Some(report) = answer.report {
-            self.report_in_recall(session, &report);
-        }
-        self.release_recalled_data(session, &recall, answer.open);
-        self.leases.given_back(session, &recall, answer.open);
+        self.release_recalled_data(session, &recall, open);
+        self.leases.given_back(session, &recall, open);
         self.wake(&Blocker::Recall(id));
         self.wake(&Blocker::Inode(InodeId(recall.ino)));
     }
@@ -61,7 +89,7 @@ impl Core {
 
     pub(crate) fn resend_recalls(&mut self, session: SessionId) {
         for (id, pending) in &self.recalls {
-            if pending.wanted.session == session {
+            if pending.wanted.session == session && !pending.answered {
                 self.effects
                     .push(Effect::Recall(*id, session, pending.wanted.recall.clone()));
             }

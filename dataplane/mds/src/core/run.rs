@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hither_proto::fragment::Fragment;
 use hither_proto::ids::{BatchNumber, Epoch, GroupId, InodeId, RankId, RequestNumber, SessionId};
-use hither_proto::meta::{Reply, Request};
+use hither_proto::meta::{Reply, Request, WriteReport};
 use hither_proto::status::Errno;
 use hither_proto::stored::{LockTable, SessionState};
 use smallvec::SmallVec;
@@ -32,6 +32,13 @@ pub(crate) enum Work {
     Seal {
         ino: InodeId,
         chunks: Vec<SealChunk>,
+    },
+    /// Take in what a writer has reported in its answer to a recall, then end the recall.
+    RecallReport {
+        recall: u64,
+        session: SessionId,
+        report: Box<WriteReport>,
+        open: bool,
     },
     /// Remove an unlinked inode a gone session held open.
     RemoveOrphan { ino: InodeId, session: SessionId },
@@ -357,6 +364,7 @@ impl Core {
     pub(crate) fn run(&mut self, id: TaskId, mut task: Task) {
         let (session, now, replay_ino) = match &task.work {
             Work::Request(r) => (SessionId(r.session), r.now, r.replay_ino),
+            Work::RecallReport { session, .. } => (*session, 0, 0),
             Work::Seal { .. } | Work::RemoveOrphan { .. } => (SessionId(0), 0, 0),
         };
         let mut attempt = Attempt {
@@ -371,6 +379,12 @@ impl Core {
         let result = match &task.work {
             Work::Request(request) => self.operation(&mut attempt, request),
             Work::Seal { ino, chunks } => self.seal(&mut attempt, *ino, chunks),
+            Work::RecallReport {
+                recall,
+                report,
+                open,
+                ..
+            } => self.report_in_recall(&mut attempt, *recall, report, *open),
             Work::RemoveOrphan { ino, session } => self.remove_orphan(&mut attempt, *ino, *session),
         };
         task.fresh = std::mem::take(&mut attempt.fresh);

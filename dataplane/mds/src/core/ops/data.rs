@@ -192,12 +192,8 @@ impl Core {
     }
 
     pub(crate) fn write_report(&mut self, attempt: &mut Attempt, op: &WriteReport) -> Outcome {
+        self.need_reportable(attempt, op)?;
         let ino = InodeId(op.ino);
-        self.need_inode(attempt, ino, op.hint.as_ref())?;
-        for chunk in &op.written {
-            self.need_refs(ino, chunk.index, chunk.index)?;
-        }
-        self.held_exclusive(attempt.session, ino, op.lease)?;
         self.apply_report(attempt, op);
         if op.release || op.downgrade {
             self.release_exclusive(attempt.session, ino, op.downgrade);
@@ -205,19 +201,39 @@ impl Core {
         Ok(self.reply_with(attempt, ino))
     }
 
-    /// A report that came as the answer to a recall.
-    pub(crate) fn report_in_recall(&mut self, session: SessionId, report: &WriteReport) {
-        let ino = InodeId(report.ino);
-        let known = self.cache.inodes.contains_key(&ino)
-            && self.held_exclusive(session, ino, report.lease).is_ok();
-        if !known {
-            return;
+    /// Makes sure that everything a report changes is in memory, and that it may change it.
+    fn need_reportable(&mut self, attempt: &mut Attempt, op: &WriteReport) -> Result<(), Stop> {
+        let ino = InodeId(op.ino);
+        self.need_inode(attempt, ino, op.hint.as_ref())?;
+        for chunk in &op.written {
+            self.need_refs(ino, chunk.index, chunk.index)?;
         }
-        let mut attempt = Attempt::of_session(session);
-        self.apply_report(&mut attempt, report);
-        if let Some(session) = self.sessions.get_mut(&session) {
+        self.held_exclusive(attempt.session, ino, op.lease)?;
+        self.note_absent_pages(ino, op.written.iter().map(|chunk| chunk.index));
+        Ok(())
+    }
+
+    /// A report that came as the answer to a recall; the recall ends with it. One that counts no
+    /// more (the file is gone, the lease is another's) is passed over.
+    pub(crate) fn report_in_recall(
+        &mut self,
+        attempt: &mut Attempt,
+        recall: u64,
+        report: &WriteReport,
+        open: bool,
+    ) -> Outcome {
+        match self.need_reportable(attempt, report) {
+            Ok(()) => self.apply_report(attempt, report),
+            Err(Stop::Refuse(_)) => self.leases.prune(InodeId(report.ino)),
+            Err(stop) => return Err(stop),
+        }
+        if attempt.changed
+            && let Some(session) = self.sessions.get_mut(&attempt.session)
+        {
             session.last_batch = self.open.number;
         }
+        self.finish_recall(recall, open);
+        Ok(Reply::default())
     }
 
     fn apply_report(&mut self, attempt: &mut Attempt, op: &WriteReport) {
@@ -228,6 +244,10 @@ impl Core {
         }
         let mut changed = false;
         for chunk in &op.written {
+            if ChunkIndex(chunk.index).start() >= op.size {
+                // Nothing of it counts; reserved, it is freed with the lease.
+                continue;
+            }
             changed |= self.put_ref(
                 attempt,
                 ino,
@@ -320,9 +340,10 @@ impl Core {
         if inode.paged_chunks == 0 || last < INLINE_CHUNKS {
             return Ok(());
         }
-        let end = inode.size.max(1) - 1;
-        let end = ChunkIndex::of_offset(end).map_or(u32::MAX, |index| index.0);
-        let pages = first.max(INLINE_CHUNKS) / PAGE_CHUNKS..=last.min(end) / PAGE_CHUNKS;
+        // No reference lies beyond the file's end; a single one may be about to extend it.
+        let end = ChunkIndex::of_offset(inode.size.max(1) - 1).map_or(u32::MAX, |index| index.0);
+        let last = if first == last { last } else { last.min(end) };
+        let pages = first.max(INLINE_CHUNKS) / PAGE_CHUNKS..=last / PAGE_CHUNKS;
         let missing: Vec<LoadKey> = pages
             .filter(|page| !self.cache.pages.contains_key(&(ino, *page)))
             .map(|page| LoadKey::Page(ino, page))
@@ -331,6 +352,19 @@ impl Core {
             Ok(())
         } else {
             Err(Stop::Load(missing))
+        }
+    }
+
+    /// A file without any page has not these either: they may be written without being read.
+    pub(crate) fn note_absent_pages(&mut self, ino: InodeId, indices: impl Iterator<Item = u32>) {
+        let slot = self.cache.inodes.get(&ino);
+        if slot.is_some_and(|slot| slot.inode.paged_chunks == 0) {
+            for index in indices.filter(|index| *index >= INLINE_CHUNKS) {
+                self.cache
+                    .pages
+                    .entry((ino, index / PAGE_CHUNKS))
+                    .or_default();
+            }
         }
     }
 
@@ -355,7 +389,7 @@ impl Core {
             .collect()
     }
 
-    /// Sets a reference; true when that changed anything.
+    /// Sets a reference; true when that changed anything. Its page is in memory, or noted as absent.
     pub(crate) fn put_ref(
         &mut self,
         attempt: &mut Attempt,
@@ -372,6 +406,10 @@ impl Core {
         let list = if inline {
             &mut slot.inode.chunks
         } else {
+            assert!(
+                self.cache.pages.contains_key(&page),
+                "a page of references that was not read would be overwritten: {ino} {page:?}"
+            );
             self.cache.pages.entry(page).or_default()
         };
         match list.binary_search_by_key(&chunk.index, |known| known.index) {

@@ -63,6 +63,7 @@ impl Core {
     /// All members agree again: what exists and counts is kept, the rest is freed.
     pub(crate) fn sealed(&mut self, ino: InodeId, chunks: &[(SealChunk, bool, Epoch)]) {
         let mut attempt = Attempt::of_session(hither_proto::ids::SessionId(0));
+        self.note_absent_pages(ino, chunks.iter().map(|(chunk, ..)| chunk.index));
         for (chunk, exists, epoch) in chunks {
             self.raise_floor(chunk.group, *epoch);
             let reference = reference(chunk);

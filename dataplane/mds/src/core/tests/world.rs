@@ -8,8 +8,8 @@ use bytes::Bytes;
 use hither_proto::fragment::Fragment;
 use hither_proto::ids::{BatchNumber, Epoch, GroupId, InodeId, ROOT, RankId, SessionId};
 use hither_proto::meta::{
-    Create, Getattr, Lookup, Readdir, Recall, RecallReply, Reply, Request, SessionOpen, Unlink,
-    request::Op,
+    Create, Getattr, HeldLease, Lookup, Readdir, Recall, RecallReply, Reclaim, Reply, Request,
+    SessionOpen, Unlink, request::Op,
 };
 use hither_proto::status::Status;
 use hither_proto::stored::{BackPointer, ChunkPage, Dentry, FragmentHead, RankState, SessionState};
@@ -264,6 +264,45 @@ impl World {
         }
     }
 
+    /// Goes on with a session after a crash; whether the rank knew it.
+    pub(super) fn resume(&mut self, session: SessionId) -> bool {
+        let token = self.token();
+        let open = SessionOpen {
+            session: session.0,
+            ..SessionOpen::default()
+        };
+        self.event(Event::SessionOpen(token, open));
+        match self.answers.remove(&token) {
+            Some(Answer::Opened(reply)) => reply.resumed,
+            other => panic!("no session: {other:?}"),
+        }
+    }
+
+    /// Re-states leases and open inodes.
+    pub(super) fn reclaim(
+        &mut self,
+        session: SessionId,
+        leases: Vec<HeldLease>,
+        open: Vec<u64>,
+        done: bool,
+    ) {
+        let token = self.token();
+        let reclaim = Reclaim {
+            leases,
+            open,
+            done,
+            ..Reclaim::default()
+        };
+        self.event(Event::Reclaim(token, session, reclaim));
+        assert_eq!(self.answers.remove(&token), Some(Answer::Done));
+    }
+
+    /// Goes on after a crash with nothing to resend.
+    pub(super) fn come_back(&mut self, session: SessionId, leases: Vec<HeldLease>, open: Vec<u64>) {
+        assert!(self.resume(session));
+        self.reclaim(session, leases, open, true);
+    }
+
     /// Sends; the answer may be there already or come later.
     pub(super) fn send(&mut self, session: SessionId, op: Op) -> Token {
         let number = self.next_number;
@@ -418,6 +457,16 @@ pub(super) fn lookup(dir: u64, name: &str) -> Op {
         parent: dir,
         name: Bytes::copy_from_slice(name.as_bytes()),
     })
+}
+
+/// An exclusive data lease as a client re-states it.
+pub(super) fn exclusive(ino: u64, lease: u64) -> HeldLease {
+    HeldLease {
+        ino,
+        data_lease: lease,
+        exclusive: true,
+        ..HeldLease::default()
+    }
 }
 
 pub(super) fn getattr(ino: u64) -> Op {
