@@ -98,13 +98,10 @@ impl Core {
 
     /// Sets the size; true when copies have to be cut before the file may grow again.
     fn resize(&mut self, attempt: &mut Attempt, ino: InodeId, size: u64) -> Result<bool, Stop> {
-        if self
-            .leases
-            .of(ino)
-            .is_some_and(|leases| leases.sealing || leases.trimming)
-        {
+        if self.leases.of(ino).is_some_and(|leases| leases.sealing) {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
+        self.need_trimmed(ino)?;
         let slot = &self.cache.inodes[&ino];
         let (old, parent) = (slot.inode.size, slot.parent);
         if size > 0 {

@@ -90,26 +90,19 @@ impl Core {
 
     /// No lease is given while chunks of the file are sealed or trimmed, or while another waits.
     fn need_calm(&mut self, attempt: &Attempt, ino: InodeId) -> Result<(), Stop> {
-        let (busy, trimming) = match self.leases.of(ino) {
-            Some(leases) => {
-                let own = leases.informs(attempt.session) && leases.recalling == 0;
-                let recalled = leases.recalling > 0 && !own;
-                (
-                    leases.sealing || leases.trimming || recalled,
-                    leases.trimming,
-                )
-            }
-            None => (false, false),
+        let Some(leases) = self.leases.of(ino) else {
+            return self.need_trimmed(ino);
         };
-        if busy {
+        if leases.sealing || leases.recalling > 0 {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
-        if !trimming && self.cache.inodes[&ino].inode.pending_trim.is_some() {
-            // Left by a predecessor: finished before anybody reads or extends the file.
-            self.start_trim(ino)?;
-            return Err(Stop::Block(Blocker::Inode(ino)));
+        // A foreign writer gives its lease back first: a trim would number it anew behind its back.
+        if matches!(&leases.data, Data::Exclusive(held) if held.session != attempt.session)
+            && !leases.trimming
+        {
+            return Ok(());
         }
-        Ok(())
+        self.need_trimmed(ino)
     }
 
     /// The exclusive lease the request names, if its session holds it.
@@ -205,6 +198,7 @@ impl Core {
     fn need_reportable(&mut self, attempt: &mut Attempt, op: &WriteReport) -> Result<(), Stop> {
         let ino = InodeId(op.ino);
         self.need_inode(attempt, ino, op.hint.as_ref())?;
+        self.need_trimmed(ino)?;
         for chunk in &op.written {
             self.need_refs(ino, chunk.index, chunk.index)?;
         }

@@ -96,6 +96,29 @@ impl Core {
         self.wake(&Blocker::Inode(ino));
     }
 
+    /// Makes sure that no cut of the file is under way or was left by a predecessor: it is finished
+    /// before anybody reads or extends the file.
+    pub(crate) fn need_trimmed(&mut self, ino: InodeId) -> Result<(), Stop> {
+        if self.leases.of(ino).is_some_and(|leases| leases.trimming) {
+            return Err(Stop::Block(Blocker::Inode(ino)));
+        }
+        let Some(at) = self.cache.inodes[&ino].inode.pending_trim else {
+            return Ok(());
+        };
+        let index = super::create::chunk_index(at)?;
+        self.need_refs(ino, index, index)?;
+        if self.start_trim(ino)? {
+            return Err(Stop::Block(Blocker::Inode(ino)));
+        }
+        // No chunk is there to be cut: it was reserved at most, and nobody knows it any more.
+        if let Some(slot) = self.cache.inodes.get_mut(&ino) {
+            slot.inode.pending_trim = None;
+            let mut attempt = Attempt::of_session(hither_proto::ids::SessionId(0));
+            self.touch(&mut attempt, Object::Inode(ino));
+        }
+        Ok(())
+    }
+
     /// Starts to cut the copies of the chunk that holds the inode's pending trim; true when there
     /// is one. The trim carries a new lease id, which the writer (if any) goes on with.
     pub(crate) fn start_trim(&mut self, ino: InodeId) -> Result<bool, Stop> {

@@ -1,11 +1,12 @@
 //! Files across the death of a rank or of a writer: references, cuts, seals.
 
-use hither_proto::ids::{CHUNK_SIZE, SessionId};
-use hither_proto::meta::{AllocChunks, RecallReply, request::Op};
+use hither_proto::ids::{CHUNK_SIZE, ROOT, SessionId};
+use hither_proto::meta::{AllocChunks, RecallReply, Setattr, request::Op};
 use hither_proto::stored::ChunkRef;
 
 use super::data::{acquire, open_new, report};
 use super::world::{World, exclusive};
+use crate::core::Effect;
 
 /// A file with the pieces up to `end` from 1020 on, all in the store; its number, lease, chunks.
 fn large_file(world: &mut World, s: SessionId, end: u32) -> (u64, u64, Vec<ChunkRef>) {
@@ -61,4 +62,84 @@ fn a_report_in_a_recall_keeps_the_references_a_successor_has_not_read() {
         ..Default::default()
     });
     assert_eq!(world.ask(b, refs).unwrap().chunks, chunks);
+}
+
+fn cut(ino: u64, size: u64) -> Op {
+    Op::Setattr(Setattr {
+        ino,
+        size: Some(size),
+        ..Setattr::default()
+    })
+}
+
+/// Carries out the trim that has to be waiting; where it cuts.
+fn trim_next(world: &mut World) -> u32 {
+    let Some(Effect::Trim(_, seal)) = world.data_effects.front() else {
+        panic!("no trim: {:?}", world.data_effects)
+    };
+    let at = seal.length_max;
+    let event = world.data_next().unwrap();
+    world.event(event);
+    at
+}
+
+/// The resent truncate found the size it wanted and left the old bytes on the servers.
+#[test]
+fn a_cut_left_by_a_predecessor_is_finished_before_the_file_grows() {
+    for wanted in [100, 5000] {
+        let mut world = World::new();
+        let a = world.session("a");
+        let (ino, lease, chunk) = open_new(&mut world, a, "f");
+        world
+            .ask(a, Op::WriteReport(report(ino, lease, 10_000, vec![chunk])))
+            .unwrap();
+        world.hold_data = true;
+        world.send(a, cut(ino, 100));
+        world.settle();
+        world.crash();
+        world.come_back(a, vec![], vec![]);
+        let again = world.send(a, cut(ino, wanted));
+        world.settle();
+        assert_eq!(world.take(again), None);
+        assert_eq!(trim_next(&mut world), 100);
+        world.settle();
+        let size = world.result(again).unwrap().inode.unwrap().size;
+        assert_eq!((size, world.data_effects.len()), (wanted, 0));
+    }
+}
+
+/// A cut of a chunk that was only reserved: nobody knows it after a failover, and every lease
+/// waited for a trim that never came.
+#[test]
+fn a_cut_left_by_a_predecessor_without_a_chunk_holds_nobody_up() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, ..) = open_new(&mut world, a, "f");
+    world.hold_data = true;
+    world.send(a, cut(ino, 5000));
+    world.settle();
+    world.crash();
+    world.come_back(a, vec![], vec![]);
+    world.come_back(b, vec![], vec![]);
+    assert_eq!(world.lookup(b, ROOT.0, "f"), Some(ino));
+    world.ask(b, acquire(ino, false)).unwrap();
+}
+
+/// A file of which the cut chunk stands in a page that is not in memory.
+#[test]
+fn a_cut_left_by_a_predecessor_finds_its_chunk_in_a_page() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, ..) = large_file(&mut world, a, 1040);
+    world.hold_data = true;
+    world.send(a, cut(ino, 1030 * CHUNK_SIZE + 7));
+    world.settle();
+    world.crash();
+    world.come_back(a, vec![], vec![]);
+    world.come_back(b, vec![], vec![]);
+    let read = world.send(b, acquire(ino, false));
+    world.settle();
+    assert_eq!(trim_next(&mut world), 7);
+    world.settle();
+    world.result(read).unwrap();
 }

@@ -90,6 +90,7 @@ impl World {
     pub(super) fn crash(&mut self) {
         self.held_commits.clear();
         self.hold_commits = false;
+        self.data_effects.clear();
         self.answers.clear();
         self.core = start(&self.store, self.rank, Vec::new(), self.now);
         self.event(Event::Tick);
