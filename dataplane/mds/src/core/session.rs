@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hither_proto::ids::{BatchNumber, InodeId, LeaseId, RequestNumber, SessionId};
+use hither_proto::ids::{BatchNumber, ChunkId, InodeId, LeaseId, RequestNumber, SessionId};
 use hither_proto::meta::{Reclaim, SessionInfo, SessionOpen, SessionOpenReply};
 use hither_proto::status::Status;
 use hither_proto::stored::{SessionState, StoredReply};
@@ -276,15 +276,24 @@ impl Core {
         let Some(session) = self.sessions.remove(&id) else {
             return;
         };
-        let mut to_seal: BTreeMap<InodeId, BTreeSet<SealChunk>> = BTreeMap::new();
+        // By chunk: what was reserved is known with its place, what servers list is not.
+        let mut to_seal: BTreeMap<InodeId, BTreeMap<ChunkId, SealChunk>> = BTreeMap::new();
         for (ino, exclusive) in self.leases.forget_session(id) {
             let seals = to_seal.entry(ino).or_default();
             for chunk in exclusive.reserved {
-                seals.insert(super::ops::seal_of(&chunk));
+                seals.insert(ChunkId(chunk.chunk), super::ops::seal_of(&chunk));
             }
         }
         for (ino, chunk) in open {
-            to_seal.entry(ino).or_default().insert(chunk);
+            let another_writes = self
+                .leases
+                .of(ino)
+                .is_some_and(|leases| matches!(leases.data, Data::Exclusive(_)));
+            // Whoever has got the lease since has got it sealed or cleanly released.
+            if !another_writes {
+                let seals = to_seal.entry(ino).or_default();
+                seals.entry(chunk.chunk).or_insert(chunk);
+            }
         }
         self.end_recalls_of(id);
         self.unlock_session(id);
@@ -292,7 +301,7 @@ impl Core {
             self.leases.of_mut(ino).sealing = true;
             self.spawn(Work::Seal {
                 ino,
-                chunks: chunks.into_iter().collect(),
+                chunks: chunks.into_values().collect(),
             });
         }
         for ino in session.orphans {

@@ -8,7 +8,7 @@ use hither_proto::stored::ChunkRef;
 use super::create::length_in_chunk;
 use super::{Outcome, seal_of};
 use crate::core::batch::Object;
-use crate::core::event::{Answer, Effect, SealChunk};
+use crate::core::event::{Answer, Counter, Effect, SealChunk};
 use crate::core::lease::Data;
 use crate::core::run::{Attempt, Blocker, Core, Stop};
 
@@ -34,24 +34,33 @@ impl Core {
             Err(stop) => return Err(stop),
         }
         let size = self.cache.inodes[&ino].inode.size;
-        let mut all: Vec<SealChunk> = chunks.to_vec();
+        let mut all = chunks.to_vec();
         for chunk in self.refs_in(ino, 0, u32::MAX) {
             match all.iter_mut().find(|known| known.chunk.0 == chunk.chunk) {
-                // A server that lists an open chunk does not know which piece of the file it is.
-                Some(known) => known.index = chunk.index,
+                Some(known) => known.index = Some(chunk.index),
                 None => all.push(seal_of(&chunk)),
             }
+        }
+        // Nobody knows which piece of the file these would be.
+        let nowhere: Vec<ChunkRef> = all
+            .extract_if(.., |chunk| chunk.index.is_none())
+            .map(|chunk| reference(&chunk))
+            .collect();
+        if self.numbers.left(Counter::Lease) < all.len() as u64 {
+            self.reserve_numbers();
+            return Err(Stop::Block(Blocker::Numbers));
         }
         let mut numbered = Vec::with_capacity(all.len());
         for chunk in all {
             let lease = self.new_lease()?;
-            let length_max = length_in_chunk(size, chunk.index);
+            let length_max = length_in_chunk(size, chunk.index.unwrap_or_default());
             numbered.push(SealChunk {
                 lease,
                 length_max,
                 ..chunk
             });
         }
+        self.free_chunks(ino, &nowhere);
         if numbered.is_empty() {
             self.end_seal(ino);
         } else {
@@ -63,25 +72,21 @@ impl Core {
     /// All members agree again: what exists and counts is kept, the rest is freed.
     pub(crate) fn sealed(&mut self, ino: InodeId, chunks: &[(SealChunk, bool, Epoch)]) {
         let mut attempt = Attempt::of_session(hither_proto::ids::SessionId(0));
-        self.note_absent_pages(ino, chunks.iter().map(|(chunk, ..)| chunk.index));
+        self.note_absent_pages(ino, chunks.iter().filter_map(|(chunk, ..)| chunk.index));
         for (chunk, exists, epoch) in chunks {
             self.raise_floor(chunk.group, *epoch);
-            let reference = reference(chunk);
-            let referred = self.refs_in(ino, chunk.index, chunk.index);
-            let is_ours = referred.iter().any(|known| known.chunk == chunk.chunk.0);
-            if is_ours {
+            let referred = chunk
+                .index
+                .map(|index| self.refs_in(ino, index, index))
+                .unwrap_or_default();
+            if referred.iter().any(|known| known.chunk == chunk.chunk.0) {
                 continue;
             }
-            let known = self.cache.inodes.contains_key(&ino);
+            let known = self.cache.inodes.contains_key(&ino) && chunk.index.is_some();
+            let mut reference = reference(chunk);
             if known && *exists && chunk.length_max > 0 && referred.is_empty() {
-                self.put_ref(
-                    &mut attempt,
-                    ino,
-                    &ChunkRef {
-                        written: true,
-                        ..reference
-                    },
-                );
+                reference.written = true;
+                self.put_ref(&mut attempt, ino, &reference);
                 self.need_back_pointer(&mut attempt, ino);
             } else {
                 self.free_chunks(ino, &[reference]);
@@ -185,10 +190,11 @@ impl Core {
     }
 }
 
+/// What the file would refer to the chunk with; freeing one asks for no place.
 fn reference(chunk: &SealChunk) -> ChunkRef {
     let ChunkId(id) = chunk.chunk;
     ChunkRef {
-        index: chunk.index,
+        index: chunk.index.unwrap_or_default(),
         chunk: id,
         group: chunk.group.0,
         written: false,

@@ -1,12 +1,12 @@
 //! Files across the death of a rank or of a writer: references, cuts, seals.
 
-use hither_proto::ids::{CHUNK_SIZE, ROOT, SessionId};
+use hither_proto::ids::{CHUNK_SIZE, ChunkId, GroupId, InodeId, LeaseId, ROOT, SessionId};
 use hither_proto::meta::{AllocChunks, RecallReply, Setattr, request::Op};
 use hither_proto::stored::ChunkRef;
 
-use super::data::{acquire, open_new, report};
+use super::data::{acquire, freed, open_new, report};
 use super::world::{World, exclusive};
-use crate::core::Effect;
+use crate::core::{Effect, SealChunk};
 
 /// A file with the pieces up to `end` from 1020 on, all in the store; its number, lease, chunks.
 fn large_file(world: &mut World, s: SessionId, end: u32) -> (u64, u64, Vec<ChunkRef>) {
@@ -142,4 +142,95 @@ fn a_cut_left_by_a_predecessor_finds_its_chunk_in_a_page() {
     assert_eq!(trim_next(&mut world), 7);
     world.settle();
     world.result(read).unwrap();
+}
+
+/// A chunk as a chunkserver lists it: it does not know which piece of the file it is.
+fn listed(ino: u64, chunk: &ChunkRef) -> (InodeId, SealChunk) {
+    let seal = SealChunk {
+        chunk: ChunkId(chunk.chunk),
+        group: GroupId(chunk.group),
+        index: None,
+        lease: LeaseId(0),
+        length_max: u32::MAX,
+    };
+    (InodeId(ino), seal)
+}
+
+/// The chunk was known as reserved for piece 3, and listed by the servers: it was sealed twice,
+/// and linked twice or freed although linked.
+#[test]
+fn a_dead_writers_chunk_is_sealed_once_and_linked_where_it_was_reserved() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, first) = open_new(&mut world, a, "f");
+    world
+        .ask(
+            a,
+            Op::WriteReport(report(ino, lease, 4 * CHUNK_SIZE, vec![])),
+        )
+        .unwrap();
+    let alloc = Op::AllocChunks(AllocChunks {
+        ino,
+        hint: None,
+        lease,
+        indices: vec![3],
+    });
+    let third = world.ask(a, alloc).unwrap().chunks[0];
+    world
+        .open_chunks
+        .insert(a, vec![listed(ino, &third), listed(ino, &first)]);
+    world.lose(a, &[b]);
+    let seen = world.ask(b, acquire(ino, false)).unwrap().chunks;
+    let places: Vec<(u32, u64)> = seen.iter().map(|c| (c.index, c.chunk)).collect();
+    assert_eq!(places, vec![(0, first.chunk), (3, third.chunk)]);
+    assert_eq!(freed(&world), 0);
+}
+
+/// After a failover nobody knows the place of a dead writer's chunk: it is freed, not linked.
+#[test]
+fn a_dead_writers_chunk_without_a_place_is_freed() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world
+        .ask(
+            a,
+            Op::WriteReport(report(ino, lease, 4 * CHUNK_SIZE, vec![])),
+        )
+        .unwrap();
+    world.crash();
+    world.come_back(a, vec![exclusive(ino, lease)], vec![ino]);
+    world.come_back(b, vec![], vec![]);
+    world.lookup(b, ROOT.0, "f");
+    world.open_chunks.insert(a, vec![listed(ino, &chunk)]);
+    world.lose(a, &[b]);
+    assert_eq!(world.ask(b, acquire(ino, false)).unwrap().chunks, vec![]);
+    assert_eq!(freed(&world), 1);
+}
+
+/// Servers list a chunk of a writer that had released the file before another took it.
+#[test]
+fn the_death_of_a_former_writer_does_not_seal_the_file_under_the_present_one() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    let released = hither_proto::meta::WriteReport {
+        release: true,
+        ..report(ino, lease, 100, vec![chunk])
+    };
+    world.ask(a, Op::WriteReport(released)).unwrap();
+    open_new(&mut world, a, "other");
+    let lease = world.ask(b, acquire(ino, true)).unwrap().data_lease;
+    world.open_chunks.insert(a, vec![listed(ino, &chunk)]);
+    world.hold_data = true;
+    world.lose(a, &[b]);
+    let event = world.data_next().unwrap();
+    world.event(event);
+    assert!(
+        !matches!(world.data_effects.front(), Some(Effect::Seal(of, _)) if of.0 == ino),
+        "sealed under the writer"
+    );
+    world
+        .ask(b, Op::WriteReport(report(ino, lease, 200, vec![chunk])))
+        .unwrap();
 }

@@ -17,7 +17,8 @@ use prost::Message;
 
 use crate::core::run::Restored;
 use crate::core::{
-    Answer, CommitOutcome, Core, Counter, Effect, EntryKey, Event, LoadKey, Loaded, Options, Token,
+    Answer, CommitOutcome, Core, Counter, Effect, EntryKey, Event, LoadKey, Loaded, Options,
+    SealChunk, Token,
 };
 use crate::keys;
 
@@ -41,6 +42,8 @@ pub(super) struct World {
     pub(super) hold_data: bool,
     /// Seals, trims and fences nobody carried out yet.
     pub(super) data_effects: VecDeque<Effect>,
+    /// What the chunkservers will list as open when a session is fenced.
+    pub(super) open_chunks: BTreeMap<SessionId, Vec<(InodeId, SealChunk)>>,
     pub(super) stopped: bool,
     rank: RankId,
 }
@@ -79,6 +82,7 @@ impl World {
             hold_commits: false,
             hold_data: false,
             data_effects: VecDeque::new(),
+            open_chunks: BTreeMap::new(),
             stopped: false,
             rank,
         };
@@ -184,7 +188,10 @@ impl World {
                     .collect();
                 Some(Event::Sealed(ino, done))
             }
-            Effect::Fence(session) => Some(Event::Fenced(session, Vec::new())),
+            Effect::Fence(session) => {
+                let open = self.open_chunks.remove(&session).unwrap_or_default();
+                Some(Event::Fenced(session, open))
+            }
             other => panic!("not a data effect: {other:?}"),
         }
     }
@@ -302,6 +309,19 @@ impl World {
     pub(super) fn come_back(&mut self, session: SessionId, leases: Vec<HeldLease>, open: Vec<u64>) {
         assert!(self.resume(session));
         self.reclaim(session, leases, open, true);
+    }
+
+    /// The session dies; all others stay alive until it is evicted.
+    pub(super) fn lose(&mut self, lost: SessionId, others: &[SessionId]) {
+        for _ in 0..20 {
+            self.now += Duration::from_secs(1);
+            for other in others {
+                let token = self.token();
+                self.event(Event::SessionRenew(token, *other, 0));
+                assert_eq!(self.answers.remove(&token), Some(Answer::Done), "of {lost}");
+            }
+            self.event(Event::Tick);
+        }
     }
 
     /// Sends; the answer may be there already or come later.
