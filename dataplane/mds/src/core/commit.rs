@@ -25,6 +25,7 @@ impl Core {
     /// Notes that this attempt changes the object.
     pub(crate) fn touch(&mut self, attempt: &mut Attempt, object: Object) {
         attempt.changed = true;
+        self.note_change(&object);
         self.open.touch(object, attempt.session);
     }
 

@@ -12,9 +12,10 @@
 //! | `lease` | who caches what |
 //! | `loads` | what loads bring in |
 //! | `recalls` | asking for leases back |
+//! | `recovery` | sessions that come back after a takeover |
 //! | `requests` | requests in and out, resent ones |
 //! | `run` | tasks: attempts, waits, time |
-//! | `session` | sessions, reply cache, reclaim, eviction |
+//! | `session` | sessions, reply cache, eviction |
 //! | `locks` | flock and byte-range locks |
 //! | `ops/*` | the operations |
 
@@ -28,6 +29,7 @@ mod loads;
 mod locks;
 mod ops;
 mod recalls;
+mod recovery;
 mod requests;
 mod run;
 mod session;
@@ -50,6 +52,8 @@ pub struct Options {
     pub epoch: hither_proto::ids::Epoch,
     /// Time after its last renewal at which a session ends.
     pub session_lease: std::time::Duration,
+    /// Time after a takeover in which only sessions that come back are served.
+    pub replay_grace: std::time::Duration,
     /// Answer changes before they are in the store.
     pub early_answers: bool,
     /// Time an open batch may wait for company while nobody waits for it.

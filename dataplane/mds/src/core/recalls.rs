@@ -76,6 +76,15 @@ impl Core {
         self.end_recall(&recall);
         self.release_recalled_data(session, &recall, open);
         self.leases.given_back(session, &recall, open);
+        let ino = InodeId(recall.ino);
+        let orphan = self
+            .sessions
+            .get(&session)
+            .is_some_and(|session| session.orphans.contains(&ino));
+        if recall.unlinked && !open && orphan {
+            // It was taken to hold the inode open, and does not.
+            self.spawn(Work::RemoveOrphan { ino, session });
+        }
         self.wake(&Blocker::Recall(id));
         self.wake(&Blocker::Inode(InodeId(recall.ino)));
     }

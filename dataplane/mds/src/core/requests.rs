@@ -6,7 +6,7 @@ use hither_proto::status::Errno;
 use hither_proto::stored::StoredReply;
 
 use super::event::{Answer, Refusal, Token};
-use super::run::{Attempt, Blocker, Core, Task, Work};
+use super::run::{Attempt, Core, Task, Work};
 use super::session::no_session;
 
 impl Core {
@@ -36,17 +36,16 @@ impl Core {
                 return self.answer_again(token, id, &stored);
             }
         }
-        let waits_for_recovery = self.recovery.is_some() && !request.replay;
+        let blocker = self.recovery_blocker(id, request.replay);
         let task = self.spawn_idle(Some(token), Work::Request(request));
         if number.0 != 0
             && let Some(session) = self.sessions.get_mut(&id)
         {
             session.running.insert(number, task);
         }
-        if waits_for_recovery {
-            self.park(task, vec![Blocker::Recovered]);
-        } else {
-            self.ready.push_back(task);
+        match blocker {
+            Some(blocker) => self.park(task, vec![blocker]),
+            None => self.ready.push_back(task),
         }
     }
 

@@ -19,7 +19,8 @@ use super::ids::Numbers;
 use super::lease::{LeaseTable, Wanted};
 use super::locks::Locks;
 use super::recalls::PendingRecall;
-use super::session::{Recovery, Session};
+use super::recovery::Recovery;
+use super::session::Session;
 
 pub(crate) type TaskId = u64;
 
@@ -64,7 +65,12 @@ pub(crate) enum Blocker {
     Lock(InodeId),
     Numbers,
     Recall(u64),
+    /// The sessions of before are back or out of time.
     Recovered,
+    /// No session of before is missing any more.
+    Returned,
+    /// The sessions of before have stated what they hold, or are out of time.
+    Stated,
 }
 
 /// Why a request cannot go on now, or at all.
@@ -95,6 +101,8 @@ pub(crate) struct Attempt {
     pub(crate) token: Option<Token>,
     pub(crate) now: i64,
     pub(crate) replay_ino: u64,
+    /// The request is one of before a takeover, resent.
+    pub(crate) replay: bool,
     /// Batch of another session that the answer depends on.
     pub(crate) depends: BatchNumber,
     /// The attempt has changed something.
@@ -110,6 +118,7 @@ impl Attempt {
             token: None,
             now: 0,
             replay_ino: 0,
+            replay: false,
             depends: BatchNumber(0),
             changed: false,
             fresh: SmallVec::new(),
@@ -176,8 +185,8 @@ pub struct Restored {
 }
 
 impl Core {
-    /// A core that serves what was restored. Sessions that were open have the session lease to
-    /// come back; until they have (or it has passed), nobody else is served.
+    /// A core that serves what was restored. Sessions that were open have the grace to come back;
+    /// until they have (or it has passed), nobody else is served.
     #[must_use]
     pub fn new(options: Options, restored: Restored, now: Duration) -> Self {
         let sessions: BTreeMap<SessionId, Session> = restored
@@ -187,6 +196,8 @@ impl Core {
             .collect();
         let missing: std::collections::BTreeSet<SessionId> = sessions.keys().copied().collect();
         let committed = restored.last_batch;
+        let (grace, lease) = (options.replay_grace, options.session_lease);
+        let recovery = Recovery::of(missing, now, grace, lease);
         let mut core = Self {
             options,
             now,
@@ -194,7 +205,7 @@ impl Core {
             leases: LeaseTable::default(),
             locks: Locks::restored(restored.locks),
             sessions,
-            recovery: (!missing.is_empty()).then_some(Recovery { missing }),
+            recovery,
             numbers: Numbers::default(),
             groups: restored.groups,
             group_floor: BTreeMap::new(),
@@ -233,6 +244,9 @@ impl Core {
             Event::Loaded(key, loaded) => self.loaded(&key, *loaded),
             Event::Committed(batch, outcome) => self.batch_committed(batch, outcome),
             Event::Reserved(counter, block) => {
+                if counter == Counter::Inode {
+                    self.note_first_ino(block.start);
+                }
                 self.numbers.add(counter, block);
                 self.wake(&Blocker::Numbers);
             }
@@ -362,16 +376,17 @@ impl Core {
     }
 
     pub(crate) fn run(&mut self, id: TaskId, mut task: Task) {
-        let (session, now, replay_ino) = match &task.work {
-            Work::Request(r) => (SessionId(r.session), r.now, r.replay_ino),
-            Work::RecallReport { session, .. } => (*session, 0, 0),
-            Work::Seal { .. } | Work::RemoveOrphan { .. } => (SessionId(0), 0, 0),
+        let (session, now, replay, replay_ino) = match &task.work {
+            Work::Request(r) => (SessionId(r.session), r.now, r.replay, r.replay_ino),
+            Work::RecallReport { session, .. } => (*session, 0, false, 0),
+            Work::Seal { .. } | Work::RemoveOrphan { .. } => (SessionId(0), 0, false, 0),
         };
         let mut attempt = Attempt {
             session,
             token: task.token,
             now,
             replay_ino,
+            replay,
             depends: BatchNumber(0),
             changed: false,
             fresh: std::mem::take(&mut task.fresh),
@@ -432,6 +447,7 @@ impl Core {
 
     pub(crate) fn tick(&mut self) {
         self.expire_sessions();
+        self.advance_recovery();
         let over = self
             .cache
             .inodes

@@ -1,18 +1,18 @@
-//! Sessions: their life, the results kept for resent requests, what is re-stated after a failover.
+//! Sessions: their life, the results kept for resent requests, what becomes of what they held.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hither_proto::ids::{BatchNumber, ChunkId, InodeId, LeaseId, RequestNumber, SessionId};
-use hither_proto::meta::{Reclaim, SessionInfo, SessionOpen, SessionOpenReply};
+use hither_proto::ids::{BatchNumber, ChunkId, InodeId, RequestNumber, SessionId};
+use hither_proto::meta::{SessionInfo, SessionOpen, SessionOpenReply};
 use hither_proto::status::Status;
 use hither_proto::stored::{SessionState, StoredReply};
 use prost::Message;
 
 use super::event::{Answer, Counter, Effect, Refusal, SealChunk, Token};
-use super::lease::{Data, Exclusive};
-use super::run::{Blocker, Core, TaskId, Work};
+use super::lease::Data;
+use super::run::{Core, TaskId, Work};
 use crate::keys;
 
 /// A client's session.
@@ -69,12 +69,6 @@ impl Session {
     }
 }
 
-/// After a failover: who has not come back yet.
-#[derive(Debug)]
-pub(crate) struct Recovery {
-    pub(crate) missing: BTreeSet<SessionId>,
-}
-
 impl Core {
     pub(crate) fn open_session(&mut self, token: Token, open: SessionOpen) {
         let asked = SessionId(open.session);
@@ -125,10 +119,7 @@ impl Core {
             session.renewed = now;
             session.acknowledge(open.ack_below);
         }
-        let reclaim = self
-            .recovery
-            .as_ref()
-            .is_some_and(|r| r.missing.contains(&id));
+        let reclaim = self.note_return(id);
         let reply = self.opened(id, reclaim);
         self.answer(
             token,
@@ -177,70 +168,6 @@ impl Core {
         self.answer_after(self.open.number, token, Answer::Done);
     }
 
-    pub(crate) fn reclaim(&mut self, token: Token, id: SessionId, reclaim: Reclaim) {
-        if self
-            .sessions
-            .get(&id)
-            .is_none_or(|session| session.evicting)
-        {
-            return self.refuse(token, no_session());
-        }
-        let open = self
-            .recovery
-            .as_ref()
-            .is_some_and(|r| r.missing.contains(&id));
-        if !open {
-            let text = "nothing is being re-stated now: drop caches and go on";
-            return self.refuse(token, Refusal::status(Status::BAD_REQUEST, text));
-        }
-        for lease in reclaim.leases {
-            let leases = self.leases.of_mut(InodeId(lease.ino));
-            if lease.attributes && !leases.attributes.contains(&id) {
-                leases.attributes.push(id);
-            }
-            if lease.entries && !leases.entries.iter().any(|(holder, _)| *holder == id) {
-                leases.entries.push((id, 0));
-            }
-            if lease.exclusive {
-                let lease = LeaseId(lease.data_lease);
-                leases.data = Data::Exclusive(Exclusive {
-                    session: id,
-                    lease,
-                    reserved: Vec::new(),
-                });
-            } else if lease.data_lease != 0 {
-                match &mut leases.data {
-                    Data::Shared(holders) if !holders.contains(&id) => holders.push(id),
-                    Data::None => leases.data = Data::Shared(std::iter::once(id).collect()),
-                    Data::Shared(_) | Data::Exclusive(_) => {}
-                }
-            }
-            self.leases.prune(InodeId(lease.ino));
-        }
-        for ino in reclaim.open {
-            let leases = self.leases.of_mut(InodeId(ino));
-            if !leases.open.contains(&id) {
-                leases.open.push(id);
-            }
-        }
-        if reclaim.done {
-            self.recovered(id);
-        }
-        self.answer(token, Answer::Done);
-    }
-
-    /// `id` is back (or gone): when nobody is missing any more, everybody is served.
-    pub(crate) fn recovered(&mut self, id: SessionId) {
-        let Some(recovery) = &mut self.recovery else {
-            return;
-        };
-        recovery.missing.remove(&id);
-        if recovery.missing.is_empty() {
-            self.recovery = None;
-            self.wake(&Blocker::Recovered);
-        }
-    }
-
     /// Starts to end a session: it is served no more, and fenced before anything it held is given
     /// to others.
     pub(crate) fn evict_session(&mut self, id: SessionId) {
@@ -261,10 +188,7 @@ impl Core {
             .filter_map(|ino| self.leases.of(ino))
             .any(|leases| matches!(&leases.data, Data::Exclusive(held) if held.session == id));
         // After a failover nobody knows what a session that never came back has written.
-        let unknown = self
-            .recovery
-            .as_ref()
-            .is_some_and(|r| r.missing.contains(&id));
+        let unknown = self.is_missing(id);
         if held_exclusive || unknown {
             self.effects.push(Effect::Fence(id));
         } else {

@@ -29,6 +29,7 @@ impl Core {
             if !is_regular(mode) {
                 return Err(Errno::EINVAL.into());
             }
+            self.need_known_holders(ino, true)?;
             self.need_refs(ino, 0, u32::MAX)?;
         }
         let mut wanted = self.leases.attribute_holders(ino, attempt.session, false);

@@ -25,6 +25,7 @@ impl Core {
         let ino = InodeId(op.ino);
         self.need_inode(attempt, ino, op.hint.as_ref())?;
         self.need_file(ino)?;
+        self.need_known_holders(ino, op.exclusive)?;
         self.need_calm(attempt, ino)?;
         self.need_refs(ino, 0, INLINE_CHUNKS)?;
         let mut wanted = self.leases.data_holders(ino, attempt.session, op.exclusive);
@@ -103,6 +104,20 @@ impl Core {
             return Ok(());
         }
         self.need_trimmed(ino)
+    }
+
+    /// The request's session holds the lease it names. What a session resends after a takeover was
+    /// under a lease it may have given back since, or have with a new number: it counts as long as
+    /// nobody else writes, as nobody else gets the file before that session has resent everything.
+    fn need_writer(&mut self, attempt: &Attempt, ino: InodeId, lease: u64) -> Result<(), Stop> {
+        let data = self.leases.of(ino).map(|leases| &leases.data);
+        let foreign =
+            matches!(data, Some(Data::Exclusive(held)) if held.session != attempt.session);
+        if attempt.replay && !foreign && self.is_missing(attempt.session) {
+            return Ok(());
+        }
+        self.held_exclusive(attempt.session, ino, lease)?;
+        Ok(())
     }
 
     /// The exclusive lease the request names, if its session holds it.
@@ -188,7 +203,8 @@ impl Core {
         self.need_reportable(attempt, op)?;
         let ino = InodeId(op.ino);
         self.apply_report(attempt, op);
-        if op.release || op.downgrade {
+        let held = self.held_exclusive(attempt.session, ino, op.lease).is_ok();
+        if held && (op.release || op.downgrade) {
             self.release_exclusive(attempt.session, ino, op.downgrade);
         }
         Ok(self.reply_with(attempt, ino))
@@ -202,7 +218,7 @@ impl Core {
         for chunk in &op.written {
             self.need_refs(ino, chunk.index, chunk.index)?;
         }
-        self.held_exclusive(attempt.session, ino, op.lease)?;
+        self.need_writer(attempt, ino, op.lease)?;
         self.note_absent_pages(ino, op.written.iter().map(|chunk| chunk.index));
         Ok(())
     }
@@ -306,16 +322,18 @@ impl Core {
         let (Ok(first), Ok(after)) = (u32::try_from(first), u32::try_from(after)) else {
             return Err(Errno::EFBIG.into());
         };
-        self.held_exclusive(attempt.session, ino, op.lease)?;
+        self.need_writer(attempt, ino, op.lease)?;
         if first < after {
             self.need_refs(ino, first, after - 1)?;
             let mut freed = self.remove_refs(attempt, ino, first, after - 1);
-            let held = self.held_exclusive(attempt.session, ino, op.lease)?;
-            let (gone, kept) = std::mem::take(&mut held.reserved)
-                .into_iter()
-                .partition(|chunk| (first..after).contains(&chunk.index));
-            held.reserved = kept;
-            freed.extend::<Vec<_>>(gone);
+            if let Data::Exclusive(held) = &mut self.leases.of_mut(ino).data {
+                let (gone, kept) = std::mem::take(&mut held.reserved)
+                    .into_iter()
+                    .partition(|chunk| (first..after).contains(&chunk.index));
+                held.reserved = kept;
+                freed.extend::<Vec<_>>(gone);
+            }
+            self.leases.prune(ino);
             self.free_chunks(ino, &freed);
         }
         let slot = self.cache.inodes.get_mut(&ino).expect("needed above");

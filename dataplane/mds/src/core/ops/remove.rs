@@ -138,9 +138,11 @@ impl Core {
             .unwrap_or_default();
         if removal.held_open && attempt.session.0 != 0 {
             holders.push(attempt.session);
-            holders.sort_unstable();
-            holders.dedup();
         }
+        let possible = self.possible_holders(ino).into_iter();
+        holders.extend(possible.filter(|holder| *holder != attempt.session));
+        holders.sort_unstable();
+        holders.dedup();
         if holders.is_empty() {
             self.destroy(attempt, ino);
             return false;
@@ -270,7 +272,11 @@ impl Core {
         let others = self
             .leases
             .of(ino)
-            .is_some_and(|leases| leases.open.iter().any(|holder| *holder != session));
+            .is_some_and(|leases| leases.open.iter().any(|holder| *holder != session))
+            || self
+                .sessions
+                .iter()
+                .any(|(id, other)| *id != session && other.orphans.contains(&ino));
         let destroy = !others
             && match self.need_inode(attempt, ino, None) {
                 Ok(()) => self.cache.inodes[&ino].inode.nlink == 0,

@@ -443,6 +443,7 @@ fn start(
             rank,
             epoch: Epoch(1),
             session_lease: Duration::from_secs(15),
+            replay_grace: Duration::from_secs(1),
             early_answers: true,
             batch_delay: Duration::from_millis(5),
             cached_inodes_max: 1000,
