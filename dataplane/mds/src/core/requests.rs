@@ -29,6 +29,8 @@ impl Core {
                 // Resent while it runs: the newer requester gets the answer.
                 if let Some(task) = self.tasks.get_mut(&task) {
                     task.token = Some(token);
+                } else {
+                    self.replace_trim_token(id, number, token);
                 }
                 return;
             }

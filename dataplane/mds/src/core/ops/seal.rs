@@ -1,14 +1,14 @@
 //! Ends of unclean leases (seals) and cuts of files (trims): what has to happen on the
 //! chunkservers before anybody gets a lease again.
 
-use hither_proto::ids::{ChunkId, Epoch, GroupId, InodeId, RequestNumber};
+use hither_proto::ids::{ChunkId, Epoch, GroupId, InodeId, RequestNumber, SessionId};
 use hither_proto::meta::Reply;
 use hither_proto::stored::ChunkRef;
 
 use super::create::length_in_chunk;
 use super::{Outcome, seal_of};
 use crate::core::batch::Object;
-use crate::core::event::{Answer, Counter, Effect, SealChunk};
+use crate::core::event::{Answer, Counter, Effect, SealChunk, Token};
 use crate::core::lease::Data;
 use crate::core::run::{Attempt, Blocker, Core, Stop};
 
@@ -71,7 +71,7 @@ impl Core {
 
     /// All members agree again: what exists and counts is kept, the rest is freed.
     pub(crate) fn sealed(&mut self, ino: InodeId, chunks: &[(SealChunk, bool, Epoch)]) {
-        let mut attempt = Attempt::of_session(hither_proto::ids::SessionId(0));
+        let mut attempt = Attempt::of_session(SessionId(0));
         self.note_absent_pages(ino, chunks.iter().filter_map(|(chunk, ..)| chunk.index));
         for (chunk, exists, epoch) in chunks {
             self.raise_floor(chunk.group, *epoch);
@@ -118,7 +118,7 @@ impl Core {
         // No chunk is there to be cut: it was reserved at most, and nobody knows it any more.
         if let Some(slot) = self.cache.inodes.get_mut(&ino) {
             slot.inode.pending_trim = None;
-            let mut attempt = Attempt::of_session(hither_proto::ids::SessionId(0));
+            let mut attempt = Attempt::of_session(SessionId(0));
             self.touch(&mut attempt, Object::Inode(ino));
         }
         Ok(())
@@ -163,7 +163,7 @@ impl Core {
     pub(crate) fn trimmed(&mut self, ino: InodeId, group: GroupId, epoch: Epoch) {
         self.raise_floor(group, epoch);
         self.leases.of_mut(ino).trimming = false;
-        let mut attempt = Attempt::of_session(hither_proto::ids::SessionId(0));
+        let mut attempt = Attempt::of_session(SessionId(0));
         if let Some(slot) = self.cache.inodes.get_mut(&ino) {
             slot.inode.pending_trim = None;
             self.touch(&mut attempt, Object::Inode(ino));
@@ -175,12 +175,29 @@ impl Core {
         self.wake(&Blocker::Inode(ino));
     }
 
+    /// A request that waits for a trim was resent: the newer requester gets the answer.
+    pub(crate) fn replace_trim_token(
+        &mut self,
+        session: SessionId,
+        number: RequestNumber,
+        token: Token,
+    ) {
+        let waiting = self.trim_answers.values_mut().flatten();
+        for (attempt, _, waits) in waiting {
+            if attempt.session == session && *waits == number {
+                attempt.token = Some(token);
+            }
+        }
+    }
+
     fn answer_trim(&mut self, attempt: &Attempt, mut reply: Reply, number: RequestNumber) {
         reply.batch = self.open.number.0;
         let result = Ok(reply);
         self.record(attempt.session, number, &result);
         if let (Some(token), Ok(reply)) = (attempt.token, result) {
-            self.answer_after(attempt.depends, token, Answer::Reply(Box::new(reply)));
+            // Never early: carried out anew by a successor, the cut would take what its requester has
+            // written since it was answered.
+            self.answer_after(self.open.number, token, Answer::Reply(Box::new(reply)));
         }
     }
 

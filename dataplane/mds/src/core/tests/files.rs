@@ -234,3 +234,41 @@ fn the_death_of_a_former_writer_does_not_seal_the_file_under_the_present_one() {
         .ask(b, Op::WriteReport(report(ino, lease, 200, vec![chunk])))
         .unwrap();
 }
+
+/// Answered early, a cut would be carried out anew by a successor, behind later writes.
+#[test]
+fn a_cut_is_answered_only_when_it_is_in_the_store() {
+    let mut world = World::new();
+    let a = world.session("a");
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world
+        .ask(a, Op::WriteReport(report(ino, lease, 10_000, vec![chunk])))
+        .unwrap();
+    world.hold_commits = true;
+    let answer = world.send(a, cut(ino, 100));
+    assert_eq!(world.take(answer), None);
+    world.hold_commits = false;
+    while let Some(event) = world.commit_next() {
+        world.event(event);
+    }
+    world.settle();
+    world.result(answer).unwrap();
+}
+
+/// A truncate that was sent again while its cut was under way got no answer at all.
+#[test]
+fn a_cut_sent_again_is_answered_once_it_is_done() {
+    let mut world = World::new();
+    let a = world.session("a");
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world
+        .ask(a, Op::WriteReport(report(ino, lease, 10_000, vec![chunk])))
+        .unwrap();
+    world.hold_data = true;
+    let first = world.send_numbered(a, 50, false, cut(ino, 100));
+    let again = world.send_numbered(a, 50, false, cut(ino, 100));
+    trim_next(&mut world);
+    world.settle();
+    assert_eq!(world.take(first), None);
+    assert_eq!(world.result(again).unwrap().inode.unwrap().size, 100);
+}
