@@ -5,7 +5,7 @@ use hither_proto::status::Status;
 
 use super::cache::{EntryKey, LoadKey, Loaded};
 use super::event::Refusal;
-use super::run::{Blocker, Core};
+use super::run::{Blocker, Core, Work};
 
 impl Core {
     pub(crate) fn loaded(&mut self, key: &LoadKey, loaded: Loaded) {
@@ -42,14 +42,19 @@ impl Core {
                 }
             }
             (_, _) => {
-                // The store failed: whoever waits is told to come again.
+                // The store failed: whoever waits is told to come again; what the system has to do it
+                // does later.
                 let refusal = Refusal::status(Status::RETRY, "the metadata store does not answer");
                 for task in self
                     .waiters
                     .remove(&Blocker::Load(key.clone()))
                     .unwrap_or_default()
                 {
-                    self.drop_task(task, &refusal);
+                    match self.tasks.get(&task).map(|task| &task.work) {
+                        Some(Work::Request(_)) => self.drop_task(task, &refusal),
+                        Some(_) => self.pause_task(task),
+                        None => {}
+                    }
                 }
             }
         }

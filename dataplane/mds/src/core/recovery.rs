@@ -258,6 +258,7 @@ impl Core {
             if all_back {
                 self.recovery = None;
                 self.wake(&Blocker::Returned);
+                self.spawn(Work::SweepStrays);
             }
         } else {
             let ends = recovery.grace_ends.max(self.now + RECHECK);

@@ -1,6 +1,6 @@
 //! The core's state, and how requests run, stop, wait and run again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,7 +20,7 @@ use super::lease::{LeaseTable, Wanted};
 use super::locks::Locks;
 use super::recalls::PendingRecall;
 use super::recovery::Recovery;
-use super::session::Session;
+use super::session::{EndStep, Session};
 
 pub(crate) type TaskId = u64;
 
@@ -41,6 +41,8 @@ pub(crate) enum Work {
         report: Box<WriteReport>,
         open: bool,
     },
+    /// Look for unlinked inodes nobody holds open.
+    SweepStrays,
     /// Remove an unlinked inode a gone session held open.
     RemoveOrphan { ino: InodeId, session: SessionId },
 }
@@ -67,6 +69,8 @@ pub(crate) enum Blocker {
     Recall(u64),
     /// The sessions of before are back or out of time.
     Recovered,
+    /// The metadata store failed: after a pause.
+    Pause,
     /// No session of before is missing any more.
     Returned,
     /// The sessions of before have stated what they hold, or are out of time.
@@ -144,6 +148,8 @@ pub struct Core {
     pub(crate) leases: LeaseTable,
     pub(crate) locks: Locks,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
+    /// Sessions that are gone, with what is still to be done about them.
+    pub(crate) ending: BTreeMap<SessionId, BTreeSet<EndStep>>,
     pub(crate) recovery: Option<Recovery>,
     pub(crate) numbers: Numbers,
     pub(crate) groups: GroupChoice,
@@ -156,6 +162,8 @@ pub struct Core {
     pub(crate) commit_due: Option<Duration>,
     pub(crate) authority: Vec<(Bytes, Bytes)>,
     pub(crate) tasks: BTreeMap<TaskId, Task>,
+    /// When tasks of the system that met a failing store go on.
+    pub(crate) pause_ends: Option<Duration>,
     pub(crate) next_task: TaskId,
     pub(crate) waiters: BTreeMap<Blocker, Vec<TaskId>>,
     pub(crate) ready: std::collections::VecDeque<TaskId>,
@@ -194,7 +202,7 @@ impl Core {
             .iter()
             .map(|state| (SessionId(state.session), Session::restored(state, now)))
             .collect();
-        let missing: std::collections::BTreeSet<SessionId> = sessions.keys().copied().collect();
+        let missing: BTreeSet<SessionId> = sessions.keys().copied().collect();
         let committed = restored.last_batch;
         let (grace, lease) = (options.replay_grace, options.session_lease);
         let recovery = Recovery::of(missing, now, grace, lease);
@@ -205,6 +213,7 @@ impl Core {
             leases: LeaseTable::default(),
             locks: Locks::restored(restored.locks),
             sessions,
+            ending: BTreeMap::new(),
             recovery,
             numbers: Numbers::default(),
             groups: restored.groups,
@@ -216,6 +225,7 @@ impl Core {
             commit_due: None,
             authority: restored.authority,
             tasks: BTreeMap::new(),
+            pause_ends: None,
             next_task: 1,
             waiters: BTreeMap::new(),
             ready: std::collections::VecDeque::new(),
@@ -228,6 +238,9 @@ impl Core {
         };
         core.set_subtrees(restored.subtrees);
         core.reserve_numbers();
+        if core.recovery.is_none() {
+            core.spawn(Work::SweepStrays);
+        }
         core
     }
 
@@ -334,6 +347,13 @@ impl Core {
         }
     }
 
+    /// Lets a task of the system run again after a pause.
+    pub(crate) fn pause_task(&mut self, task: TaskId) {
+        let ends = *self.pause_ends.get_or_insert(self.now + STORE_PAUSE);
+        self.effects.push(Effect::WakeAt(ends));
+        self.park(task, vec![Blocker::Pause]);
+    }
+
     /// Ends a parked task with a refusal.
     pub(crate) fn drop_task(&mut self, id: TaskId, refusal: &Refusal) {
         let Some(task) = self.tasks.remove(&id) else {
@@ -379,7 +399,9 @@ impl Core {
         let (session, now, replay, replay_ino) = match &task.work {
             Work::Request(r) => (SessionId(r.session), r.now, r.replay, r.replay_ino),
             Work::RecallReport { session, .. } => (*session, 0, false, 0),
-            Work::Seal { .. } | Work::RemoveOrphan { .. } => (SessionId(0), 0, false, 0),
+            Work::Seal { .. } | Work::RemoveOrphan { .. } | Work::SweepStrays => {
+                (SessionId(0), 0, false, 0)
+            }
         };
         let mut attempt = Attempt {
             session,
@@ -400,6 +422,7 @@ impl Core {
                 open,
                 ..
             } => self.report_in_recall(&mut attempt, *recall, report, *open),
+            Work::SweepStrays => self.sweep_strays(&mut attempt),
             Work::RemoveOrphan { ino, session } => self.remove_orphan(&mut attempt, *ino, *session),
         };
         task.fresh = std::mem::take(&mut attempt.fresh);
@@ -446,6 +469,10 @@ impl Core {
     }
 
     pub(crate) fn tick(&mut self) {
+        if self.pause_ends.is_some_and(|ends| ends <= self.now) {
+            self.pause_ends = None;
+            self.wake(&Blocker::Pause);
+        }
         self.expire_sessions();
         self.advance_recovery();
         let over = self
@@ -474,3 +501,6 @@ impl Core {
         }
     }
 }
+
+/// Pause before a task of the system tries a failing store again.
+const STORE_PAUSE: Duration = Duration::from_millis(500);

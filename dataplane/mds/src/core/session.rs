@@ -69,6 +69,15 @@ impl Session {
     }
 }
 
+/// Something that has to happen before an ended session may be forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum EndStep {
+    /// What it wrote of the file is sealed.
+    Seal(InodeId),
+    /// The unlinked inode it held open is looked after.
+    Orphan(InodeId),
+}
+
 impl Core {
     pub(crate) fn open_session(&mut self, token: Token, open: SessionOpen) {
         let asked = SessionId(open.session);
@@ -221,6 +230,12 @@ impl Core {
         }
         self.end_recalls_of(id);
         self.unlock_session(id);
+        let steps: BTreeSet<EndStep> = to_seal
+            .keys()
+            .map(|ino| EndStep::Seal(*ino))
+            .chain(session.orphans.iter().map(|ino| EndStep::Orphan(*ino)))
+            .collect();
+        self.ending.insert(id, steps);
         for (ino, chunks) in to_seal {
             self.leases.of_mut(ino).sealing = true;
             self.spawn(Work::Seal {
@@ -231,9 +246,28 @@ impl Core {
         for ino in session.orphans {
             self.spawn(Work::RemoveOrphan { ino, session: id });
         }
-        self.open.raw.insert(keys::session(id), None);
         self.open.sessions.remove(&id);
+        self.end_sessions(None);
         self.recovered(id);
+    }
+
+    /// A step of the end of sessions is done. The record of a session stays until all are: a
+    /// successor would otherwise not know that there is something to be done.
+    pub(crate) fn end_sessions(&mut self, done: Option<EndStep>) {
+        let ended: Vec<SessionId> = self
+            .ending
+            .iter_mut()
+            .filter_map(|(id, steps)| {
+                if let Some(done) = done {
+                    steps.remove(&done);
+                }
+                steps.is_empty().then_some(*id)
+            })
+            .collect();
+        for id in ended {
+            self.ending.remove(&id);
+            self.open.raw.insert(keys::session(id), None);
+        }
     }
 
     /// Ends sessions whose lease has run out.

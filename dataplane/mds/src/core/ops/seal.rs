@@ -11,6 +11,7 @@ use crate::core::batch::Object;
 use crate::core::event::{Answer, Counter, Effect, SealChunk, Token};
 use crate::core::lease::Data;
 use crate::core::run::{Attempt, Blocker, Core, Stop};
+use crate::core::session::EndStep;
 
 impl Core {
     /// Starts to seal what a gone writer had open: the chunks known to be open and those the file
@@ -97,6 +98,7 @@ impl Core {
 
     fn end_seal(&mut self, ino: InodeId) {
         self.leases.of_mut(ino).sealing = false;
+        self.end_sessions(Some(EndStep::Seal(ino)));
         self.leases.prune(ino);
         self.wake(&Blocker::Inode(ino));
     }

@@ -347,3 +347,52 @@ fn a_fenced_rank_writes_nothing_and_stops() {
     assert_eq!(world.take(barrier), None);
     assert_eq!(Status::from(Errno::ENOENT).errno(), Some(Errno::ENOENT));
 }
+
+/// A holder's session ended, and the rank died before the inode was removed.
+#[test]
+fn what_a_gone_session_leaves_to_be_done_is_done_by_a_successor() {
+    for store_fails in [false, true] {
+        let (mut world, [a, b], ino) = lost_unlink();
+        assert!(world.resume(a));
+        world.come_back(b, vec![], vec![ino]);
+        let again = world.send_numbered(a, 50, true, remove(ino));
+        world.result(again).unwrap();
+        world.reclaim(a, vec![], vec![], true);
+        world.settle();
+        // The removal needs a load; one that failed was the end of it.
+        world.crash();
+        world.come_back(a, vec![], vec![]);
+        world.failing_loads = u32::from(store_fails);
+        world.now += std::time::Duration::from_secs(2);
+        world.event(Event::Tick);
+        world.lose(b, &[a]);
+        world.settle();
+        let left: Vec<_> = world
+            .store
+            .keys()
+            .filter(|key| key.starts_with(b"p/") && key[2..] == ino.to_be_bytes())
+            .collect();
+        assert!(left.is_empty(), "the stray is still there");
+        assert!(!world.store.contains_key(&keys::session(b)));
+    }
+}
+
+/// The record of a dead writer was deleted while its file was still to be sealed.
+#[test]
+fn a_dead_writers_record_stays_until_its_file_is_sealed() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = super::data::open_new(&mut world, a, "f");
+    let report = super::data::report(ino, lease, 77, vec![chunk]);
+    world.ask(a, Op::WriteReport(report)).unwrap();
+    world.hold_data = true;
+    world.lose(a, &[b]);
+    let event = world.data_next().unwrap();
+    world.event(event);
+    world.settle();
+    assert!(world.store.contains_key(&keys::session(a)));
+    let event = world.data_next().unwrap();
+    world.event(event);
+    world.settle();
+    assert!(!world.store.contains_key(&keys::session(a)));
+}

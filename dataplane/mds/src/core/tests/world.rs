@@ -44,6 +44,8 @@ pub(super) struct World {
     pub(super) data_effects: VecDeque<Effect>,
     /// What the chunkservers will list as open when a session is fenced.
     pub(super) open_chunks: BTreeMap<SessionId, Vec<(InodeId, SealChunk)>>,
+    /// So many of the next loads fail.
+    pub(super) failing_loads: u32,
     pub(super) stopped: bool,
     rank: RankId,
 }
@@ -83,6 +85,7 @@ impl World {
             hold_data: false,
             data_effects: VecDeque::new(),
             open_chunks: BTreeMap::new(),
+            failing_loads: 0,
             stopped: false,
             rank,
         };
@@ -118,7 +121,13 @@ impl World {
                 );
             }
             Effect::Load(key) => {
-                let loaded = self.load(&key);
+                let fails = self.failing_loads > 0;
+                self.failing_loads -= u32::from(fails);
+                let loaded = if fails {
+                    Loaded::Failed
+                } else {
+                    self.load(&key)
+                };
                 return vec![Event::Loaded(key, Box::new(loaded))];
             }
             Effect::Commit(commit) => {
