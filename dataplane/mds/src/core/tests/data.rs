@@ -11,7 +11,7 @@ use hither_proto::stored::ChunkRef;
 use super::world::{World, getattr, unlink};
 use crate::core::Effect;
 
-fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef) {
+pub(super) fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef) {
     let create = Create {
         parent: ROOT.0,
         name: Bytes::copy_from_slice(name.as_bytes()),
@@ -25,7 +25,7 @@ fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef)
     (reply.inode.unwrap().ino, reply.data_lease, reply.chunks[0])
 }
 
-fn report(ino: u64, lease: u64, size: u64, written: Vec<ChunkRef>) -> WriteReport {
+pub(super) fn report(ino: u64, lease: u64, size: u64, written: Vec<ChunkRef>) -> WriteReport {
     WriteReport {
         ino,
         lease,
@@ -36,7 +36,7 @@ fn report(ino: u64, lease: u64, size: u64, written: Vec<ChunkRef>) -> WriteRepor
     }
 }
 
-fn acquire(ino: u64, exclusive: bool) -> Op {
+pub(super) fn acquire(ino: u64, exclusive: bool) -> Op {
     Op::Acquire(Acquire {
         ino,
         hint: None,
@@ -44,7 +44,7 @@ fn acquire(ino: u64, exclusive: bool) -> Op {
     })
 }
 
-fn freed(world: &World) -> usize {
+pub(super) fn freed(world: &World) -> usize {
     world
         .store
         .keys()
