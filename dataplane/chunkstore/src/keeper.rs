@@ -103,7 +103,7 @@ impl Core {
         let _one = live.syncing.lock();
         if let Some(syncing) = self.place_overlay(live, durable)? {
             self.sync_file(live, &syncing)?;
-            self.end_sync(live, durable)?;
+            self.end_sync(live, &syncing)?;
         }
         Ok(())
     }
@@ -128,7 +128,7 @@ impl Core {
         let moved = !placed.is_empty();
         for (live, syncing, one) in placed {
             self.sync_file(live, &syncing)?;
-            self.end_sync(live, durable)?;
+            self.end_sync(live, &syncing)?;
             // Whoever flushes this chunk need not wait for the rest.
             drop(one);
         }
@@ -141,22 +141,28 @@ impl Core {
         Ok(last)
     }
 
-    /// Writes the blocks of a chunk's overlay that are durable in the log to the file. `None` when
-    /// there is nothing to write.
+    /// Writes a chunk's overlay to the file. `None` when there is nothing of records up to
+    /// `durable`, the last that is known to be durable.
     fn place_overlay(&self, live: &Live, durable: Lsn) -> Result<Option<Syncing>, Error> {
         self.locked(live, |core, state| {
             let entry = match core.settled_entry(How::Blocking, live, state) {
                 Err(Stop::Failed(Error::NoSuchChunk(_))) => return Ok(None),
                 other => other?,
             };
+            if state.overlay.first().is_none_or(|first| first > durable) {
+                return Ok(None);
+            }
+            // A block with old bytes may have got new ones since. If it were left out, its old
+            // bytes would hold the log for as long as somebody writes to it.
+            let durable = match state.overlay.is_torn_by(durable) {
+                true => core.flush_appended()?,
+                false => durable,
+            };
             let wanted = state.overlay.range(0..BLOCKS_MAX);
             let wanted: Vec<u32> = wanted
                 .filter(|(_, block)| block.last() <= durable)
                 .map(|(number, _)| number)
                 .collect();
-            if wanted.is_empty() {
-                return Ok(None);
-            }
             let file = core.file_or_new(live.chunk, state, &entry)?;
             let placed = core.place_blocks(live, state, &entry, &file, &wanted);
             if placed.is_err() {
@@ -168,6 +174,7 @@ impl Core {
             state.unsynced_file |= !entry.flags.has(crate::entry::EntryFlags::HAS_FILE);
             let mut syncing = begin_sync(state);
             syncing.file = Some(file);
+            syncing.placed = durable;
             Ok(Some(syncing))
         })
     }
