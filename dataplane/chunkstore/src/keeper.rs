@@ -47,7 +47,8 @@ impl Core {
     fn wait_for_log(&self) {
         let pair = Arc::new((parking_lot::Mutex::new(false), parking_lot::Condvar::new()));
         let of_callback = Arc::clone(&pair);
-        self.log.when_room(LARGEST_RECORD_LEN, move || {
+        let wanted = LARGEST_RECORD_LEN.min(self.log.payload_bytes_max());
+        self.log.when_room(wanted, move || {
             *of_callback.0.lock() = true;
             of_callback.1.notify_all();
         });
