@@ -248,6 +248,7 @@ impl Core {
                 self.answer_after(self.open.number, token, Answer::Done);
             }
             Event::List(token) => self.list_sessions(token),
+            Event::Deposed => self.effects.push(Effect::Stop),
             Event::Tick => self.tick(),
         }
         self.run_ready();
@@ -754,6 +755,15 @@ impl Core {
             Some(state.encode_to_vec().into()),
         );
         commit.unchanged = self.authority.clone();
+        // An earlier attempt that the store carries out late must find itself too late.
+        let before = RankState {
+            batch: batch.number.0 - 1,
+            ..state
+        };
+        commit.unchanged.push((
+            keys::rank_state(self.options.rank),
+            before.encode_to_vec().into(),
+        ));
         self.flight = Some(batch);
         self.effects.push(Effect::Commit(Box::new(commit)));
     }
