@@ -45,7 +45,8 @@ fn fio_verifies_what_it_wrote() {
         ("direct", "randwrite", "64k", "1"),
         ("mixed", "randrw", "16k", "0"),
     ] {
-        run(Command::new("fio").args([
+        // fio leaves its state where it runs.
+        run(Command::new("fio").current_dir(cluster.dir()).args([
             &format!("--name={name}"),
             &format!("--directory={}", at.display()),
             &format!("--rw={rw}"),

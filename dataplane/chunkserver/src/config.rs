@@ -31,14 +31,14 @@ pub struct ChunkServerConfig {
     pub beat_ms: u64,
     /// Free bytes below which a disk takes no new chunk. Default 1 GiB.
     pub floor_bytes: u64,
-    /// Bytes of one segment of a disk's log, a multiple of 4096, fixed when the disk is formatted.
-    /// Default 32 MiB.
+    /// Bytes of one segment of a disk's log, a multiple of 4096, at least 256 KiB, fixed when the
+    /// disk is formatted. Default 32 MiB.
     pub log_segment_bytes: u64,
     /// Segments the log of a disk may have, at least 3. Default 8.
     pub log_segments_max: u32,
     /// Bytes of small writes that one disk keeps in memory until they are in place. Default 64 MiB.
     pub overlay_bytes_max: usize,
-    /// Threads of one disk. Default 4.
+    /// Threads of one disk for reads and writes, and as many for syncs. Default 4.
     pub disk_threads: usize,
     /// Requests that may be under way; beyond, the answer is `BUSY`. Default 4096.
     pub requests_max: usize,

@@ -14,47 +14,25 @@ use futures::StreamExt;
 use hither_chunkstore::{BaseCopy, Error};
 use hither_net::NetError;
 use hither_proto::chunk::Copy;
-use hither_proto::ids::{ChunkId, ChunkserverId, Epoch, GroupId, InodeId, LeaseId};
-use hither_proto::map::{Member, MemberState};
+use hither_proto::ids::{ChunkId, ChunkserverId, Epoch, InodeId, LeaseId};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::authority::{Mandate, Need};
+use crate::authority::Mandate;
 use crate::counters::add;
 use crate::fetch::{Place, copy_of, fetch_range, list_page};
+use crate::fills::FillProgress;
 use crate::gate::Entered;
-use crate::handler::Judged;
 use crate::server::Inner;
 use crate::status::Refusal;
 
-/// How far the filling of a group is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct FillProgress {
-    /// Epoch it is for.
-    pub epoch: u64,
-    /// Copies to be fetched, as far as known.
-    pub chunks: u64,
-    /// Copies fetched.
-    pub chunks_done: u64,
-    /// Bytes fetched.
-    pub bytes_done: u64,
-    /// Everything is here: the manager is being told.
-    pub caught_up: bool,
-}
-
-/// The fillings of this server, at most one per group.
-pub(crate) struct Fills {
-    groups: Mutex<BTreeMap<GroupId, Arc<Fill>>>,
-    throttle: Throttle,
-}
-
 /// The filling of one group for one epoch.
-struct Fill {
-    mandate: Mandate,
+pub(crate) struct Fill {
+    pub(crate) mandate: Mandate,
     /// Only partial copies are completed: the member is in-sync, and became so while a copy was
     /// being taken over.
-    mends: bool,
+    pub(crate) mends: bool,
     cancelled: AtomicBool,
     state: Mutex<State>,
     /// Since when chunks that came along the chain are not found at the others.
@@ -75,7 +53,7 @@ struct State {
 }
 
 /// Why a filling stops, or waits and goes on.
-enum Trouble {
+pub(crate) enum Trouble {
     Cancelled,
     Later(String),
 }
@@ -92,144 +70,8 @@ impl From<Error> for Trouble {
     }
 }
 
-impl Fills {
-    pub(crate) fn new(bytes_per_second: u64) -> Self {
-        Self {
-            groups: Mutex::default(),
-            throttle: Throttle::new(bytes_per_second),
-        }
-    }
-
-    /// Whether the base of a chunk may be missing here, so that writes have to be kept apart.
-    pub(crate) fn lacks(&self, group: GroupId, epoch: Epoch, chunk: ChunkId) -> bool {
-        let groups = self.groups.lock();
-        let at_epoch = |fill: &&Arc<Fill>| fill.mandate.epoch == epoch && !fill.mends;
-        let Some(fill) = groups.get(&group).filter(at_epoch) else {
-            return true;
-        };
-        let state = fill.state.lock();
-        !state.listed || state.missing.contains(&chunk)
-    }
-
-    /// What every filling has reached.
-    pub(crate) fn progress(&self) -> BTreeMap<GroupId, FillProgress> {
-        let groups = self.groups.lock();
-        let progress = groups.iter().map(|(group, fill)| {
-            let state = fill.state.lock();
-            let progress = FillProgress {
-                epoch: fill.mandate.epoch.0,
-                chunks: state.chunks,
-                chunks_done: state.chunks - state.missing.len() as u64,
-                bytes_done: fill.bytes_done.load(Ordering::Relaxed),
-                caught_up: state.caught_up,
-            };
-            (*group, progress)
-        });
-        progress.collect()
-    }
-
-    /// Fillings that are complete, for the manager.
-    pub(crate) fn caught_up(&self) -> Vec<Mandate> {
-        let groups = self.groups.lock();
-        groups
-            .values()
-            .filter(|fill| !fill.mends && fill.state.lock().caught_up)
-            .map(|fill| fill.mandate)
-            .collect()
-    }
-
-    /// Begins and ends fillings as the map says.
-    pub(crate) fn follow(&self, inner: &Arc<Inner>) {
-        let map = inner.link.map();
-        let mine = |members: &[Member]| {
-            members
-                .iter()
-                .find(|member| member.server == inner.me.0)
-                .map(|member| member.state)
-        };
-        let serving = [MemberState::Filling, MemberState::InSync].map(i32::from);
-        let wanted: BTreeMap<GroupId, Epoch> = map
-            .groups()
-            .filter(|(_, group)| mine(&group.members).is_some_and(|state| serving.contains(&state)))
-            .map(|(id, group)| (id, Epoch(group.epoch)))
-            .collect();
-        let mut groups = self.groups.lock();
-        let mut old = std::mem::take(&mut *groups);
-        for (id, epoch) in wanted {
-            let before = old.remove(&id);
-            if let Some(same) = before.as_ref().filter(|old| old.mandate.epoch == epoch) {
-                groups.insert(id, Arc::clone(same));
-                continue;
-            }
-            let Judged::Granted(mandate) = inner.judge(id, epoch, Need::Chain) else {
-                continue;
-            };
-            if mandate.filling || before.is_some() || has_partial(inner, &mandate) {
-                groups.insert(id, Fill::start(inner, mandate, before));
-            }
-        }
-        for gone in old.into_values() {
-            gone.cancelled.store(true, Ordering::Release);
-        }
-    }
-
-    /// Lets all fillings end as soon as they notice.
-    pub(crate) fn cancel(&self) {
-        for fill in self.groups.lock().values() {
-            fill.cancelled.store(true, Ordering::Release);
-        }
-    }
-
-    /// Ends all fillings.
-    pub(crate) async fn close(&self) {
-        let fills = std::mem::take(&mut *self.groups.lock());
-        for fill in fills.into_values() {
-            fill.cancelled.store(true, Ordering::Release);
-            let task = fill.task.lock().take();
-            if let Some(task) = task
-                && task.await.is_err()
-            {
-                tracing::error!("a filling has panicked");
-            }
-        }
-    }
-
-    /// Takes a copy over from `source`, whose copy is final. Stable when this returns.
-    pub(crate) async fn refill(
-        &self,
-        inner: &Arc<Inner>,
-        mandate: Mandate,
-        chunk: ChunkId,
-        source: ChunkserverId,
-    ) -> Result<(), Refusal> {
-        let fill = {
-            let groups = self.groups.lock();
-            let found = groups.get(&mandate.group);
-            found
-                .filter(|fill| fill.mandate.epoch == mandate.epoch)
-                .cloned()
-        };
-        let Some(fill) = fill else {
-            return Err(Refusal::retry("the filling has not begun yet"));
-        };
-        let filled = fill.take_over(inner, chunk, source, true).await;
-        match filled {
-            Ok(()) => {}
-            Err(Trouble::Cancelled) => return Err(Refusal::retry("the group has moved on")),
-            Err(Trouble::Later(text)) => return Err(Refusal::retry(text)),
-        }
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        inner.disk(mandate.disk)?.flush(&[chunk], move |outcome| {
-            // Whoever asked for it may be gone.
-            let _ = sender.send(outcome);
-        });
-        receiver.await.unwrap_or(Err(Error::Closed))?;
-        Ok(())
-    }
-}
-
 impl Fill {
-    fn start(inner: &Arc<Inner>, mandate: Mandate, old: Option<Arc<Self>>) -> Arc<Self> {
+    pub(crate) fn start(inner: &Arc<Inner>, mandate: Mandate, old: Option<Arc<Self>>) -> Arc<Self> {
         let fill = Arc::new(Self {
             mandate,
             mends: !mandate.filling,
@@ -241,7 +83,7 @@ impl Fill {
             task: Mutex::default(),
         });
         if let Some(old) = &old {
-            old.cancelled.store(true, Ordering::Release);
+            old.cancel();
         }
         let (for_task, inner) = (Arc::clone(&fill), Arc::clone(inner));
         let task = tokio::spawn(async move {
@@ -254,6 +96,43 @@ impl Fill {
         });
         *fill.task.lock() = Some(task);
         fill
+    }
+
+    /// Lets it end as soon as it notices.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+    }
+
+    /// Ends it.
+    pub(crate) async fn end(&self) {
+        self.cancel();
+        let task = self.task.lock().take();
+        if let Some(task) = task
+            && task.await.is_err()
+        {
+            tracing::error!("a filling has panicked");
+        }
+    }
+
+    /// Whether the base of a chunk may be missing here.
+    pub(crate) fn lacks(&self, chunk: ChunkId) -> bool {
+        let state = self.state.lock();
+        !state.listed || state.missing.contains(&chunk)
+    }
+
+    pub(crate) fn is_caught_up(&self) -> bool {
+        self.state.lock().caught_up
+    }
+
+    pub(crate) fn progress(&self) -> FillProgress {
+        let state = self.state.lock();
+        FillProgress {
+            epoch: self.mandate.epoch.0,
+            chunks: state.chunks,
+            chunks_done: state.chunks - state.missing.len() as u64,
+            bytes_done: self.bytes_done.load(Ordering::Relaxed),
+            caught_up: state.caught_up,
+        }
     }
 
     fn check(&self) -> Result<(), Trouble> {
@@ -461,7 +340,7 @@ impl Fill {
     }
 
     /// Takes one copy over. `afresh`: whatever is here counts for nothing.
-    async fn take_over(
+    pub(crate) async fn take_over(
         &self,
         inner: &Arc<Inner>,
         chunk: ChunkId,
@@ -598,44 +477,13 @@ impl Fill {
     }
 }
 
-fn has_partial(inner: &Inner, mandate: &Mandate) -> bool {
+pub(crate) fn has_partial(inner: &Inner, mandate: &Mandate) -> bool {
     let disk = inner.store.disk(mandate.disk);
     disk.is_some_and(|disk| !disk.partial(mandate.group).is_empty())
 }
 
 fn refused(refusal: Refusal) -> Trouble {
     Trouble::Later(refusal.failure.text)
-}
-
-/// Spreads bytes over time.
-struct Throttle {
-    bytes_per_second: u64,
-    /// When the next bytes may be taken.
-    next: Mutex<Option<Instant>>,
-}
-
-impl Throttle {
-    fn new(bytes_per_second: u64) -> Self {
-        Self {
-            bytes_per_second,
-            next: Mutex::default(),
-        }
-    }
-
-    async fn take(&self, bytes: u32) {
-        if self.bytes_per_second == 0 {
-            return;
-        }
-        let until = {
-            let mut next = self.next.lock();
-            let now = Instant::now();
-            let at = next.unwrap_or(now).max(now);
-            let nanos = u64::from(bytes).saturating_mul(1_000_000_000) / self.bytes_per_second;
-            *next = Some(at + Duration::from_nanos(nanos));
-            at
-        };
-        tokio::time::sleep_until(until).await;
-    }
 }
 
 /// Copies in one page of a list.

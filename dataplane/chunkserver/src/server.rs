@@ -20,13 +20,13 @@ use tokio::time::Instant;
 
 use crate::admit::Admission;
 use crate::beat::{self, Description};
-use crate::chain::Links;
 use crate::config::ChunkServerConfig;
 use crate::counters::{Counters, Counts, RecentWrite};
 use crate::error::StartError;
-use crate::fill::{FillProgress, Fills};
+use crate::fills::{FillProgress, Fills};
 use crate::gate::Gates;
 use crate::handler::Front;
+use crate::links::Links;
 use crate::operation::Parked;
 use crate::scrub;
 use crate::sessions::Sessions;

@@ -293,3 +293,42 @@ async fn several_members_give_and_a_limit_is_kept() {
         );
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_in_sync_member_completes_a_copy_that_was_left_partial() {
+    let cluster = Cluster::start(2).await;
+    let bytes = put(1, 1, 1, 0, 2_500_000);
+    cluster.write(&[1, 2], bytes.clone()).await.unwrap();
+    // As when it became in-sync in the middle of taking the copy over.
+    let disk = cluster.servers[&2]
+        .store()
+        .disk(hither_proto::ids::DiskIndex(0))
+        .unwrap()
+        .clone();
+    let (chunk, group) = (
+        hither_proto::ids::ChunkId(1),
+        hither_proto::ids::GroupId(GROUP),
+    );
+    let epoch = hither_proto::ids::Epoch(cluster.manager.epoch());
+    disk.refill_begin(chunk, group, hither_proto::ids::InodeId(101), epoch)
+        .unwrap();
+    assert_eq!(
+        support::refused(cluster.read(2, 1, 0, 10).await).0,
+        Status::NO_SUCH_CHUNK
+    );
+    cluster.manager.set_group(&[(1, InSync), (2, InSync)], 1);
+    // Writes go on meanwhile.
+    let over = put(1, 1, 2, 1_000_000, 100_000);
+    cluster.write(&[2, 1], over.clone()).await.unwrap();
+    let wait = async {
+        while cluster.read(2, 1, 0, 10).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(support::WAIT, wait).await.unwrap();
+    let mut expected = bytes.bytes.to_vec();
+    expected[1_000_000..1_100_000].copy_from_slice(&over.bytes);
+    for id in [1, 2] {
+        same(&cluster.content(id, 1).await.unwrap(), &expected);
+    }
+}

@@ -48,6 +48,8 @@ pub(crate) struct Core {
     pub(crate) failed: OnceLock<String>,
     pub(crate) closed: AtomicBool,
     pub(crate) pool: Pool,
+    /// Syncs wait for the device: reads must not wait behind them for a thread.
+    pub(crate) sync_pool: Pool,
     pub(crate) buffers: Buffers,
     pub(crate) keeper: Keeper,
     pub(crate) counts: Counts,
@@ -176,6 +178,9 @@ impl Core {
             hither_log::Error::Busy => Stop::Needs(Need::Thread),
             hither_log::Error::Full { .. } => Stop::Needs(Need::LogRoom),
             hither_log::Error::Closed => Stop::Failed(Error::Closed),
+            hither_log::Error::TooLarge { .. } => Stop::Failed(Error::BadRequest(
+                "the write is larger than a segment of the log",
+            )),
             other => {
                 let source = std::error::Error::source(&other).map(ToString::to_string);
                 let cause = source.map_or(other.to_string(), |source| format!("{other}: {source}"));

@@ -440,6 +440,7 @@ impl Disk {
     /// `DiskFailed`: what was not answered as stable may be lost.
     pub fn close(&self) -> Result<(), Error> {
         self.core.pool.close();
+        self.core.sync_pool.close();
         {
             let mut signal = self.core.keeper.signal.lock();
             signal.closing = true;

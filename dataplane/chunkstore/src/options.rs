@@ -7,14 +7,15 @@ use std::time::Duration;
 pub struct StoreOptions {
     /// Free bytes below which a disk takes no new chunk. Default 1 GiB.
     pub floor_bytes: u64,
-    /// Bytes of one log segment, a multiple of 4 KiB; fixed when the disk is made. Default 32 MiB.
+    /// Bytes of one log segment, a multiple of 4 KiB, at least 256 KiB; fixed when the disk is made.
+    /// Default 32 MiB.
     pub log_segment_bytes: u64,
     /// Segments the log may have. Default 8.
     pub log_segments_max: u32,
     /// Bytes of small writes that one disk keeps in memory until they are in place; at the bound a
     /// write waits until some have moved. Default 64 MiB.
     pub overlay_bytes_max: usize,
-    /// Threads of one disk. Default 4.
+    /// Threads of one disk for reads and writes, and as many for syncs. Default 4.
     pub threads: usize,
     /// Jobs that may wait for the threads of one disk; beyond, [`Error::Busy`](crate::Error::Busy).
     /// Default 4096.

@@ -158,7 +158,7 @@ impl Core {
 
     fn flush_later(self: &Arc<Self>, live: &Arc<Live>, done: Done) {
         let (core, live) = (Arc::clone(self), Arc::clone(live));
-        self.pool
+        self.sync_pool
             .resume(move || done(core.flush_chunk(&live).map(|_| ())));
     }
 }

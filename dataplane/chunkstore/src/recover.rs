@@ -122,7 +122,7 @@ pub(crate) fn open(
         .subdir("log")
         .map_err(|e| failed(e.to_string()))?;
     let log_options = LogOptions {
-        segment_bytes: options.log_segment_bytes,
+        segment_bytes: options.log_segment_bytes.max(SEGMENT_BYTES_MIN),
         segments_max: options.log_segments_max,
         ..LogOptions::new(identity.log)
     };
@@ -134,7 +134,10 @@ pub(crate) fn open(
             .ok_or_else(|| failed(format!("record {lsn} of the log is not understood")))?;
         replay.apply(lsn, record, options.deleted_max);
     }
-    let pool = Pool::start("disk", options.threads, options.jobs_max);
+    let pool = |name| {
+        let pool = Pool::start(name, options.threads, options.jobs_max);
+        pool.map_err(|e| failed(e.to_string()))
+    };
     let core = Core {
         index_number: identity.index,
         identity: Mutex::new(identity),
@@ -150,7 +153,8 @@ pub(crate) fn open(
         unsynced_dirs: Mutex::default(),
         failed: std::sync::OnceLock::new(),
         closed: std::sync::atomic::AtomicBool::new(false),
-        pool: pool.map_err(|e| failed(e.to_string()))?,
+        pool: pool("disk")?,
+        sync_pool: pool("disk-sync")?,
         buffers: Buffers::default(),
         keeper: Keeper::default(),
         counts: Counts::default(),
@@ -186,3 +190,6 @@ fn chunk_dirs(dir: &dyn LogDir) -> std::io::Result<Vec<Arc<dyn LogDir>>> {
         .map(|number| chunks.subdir(&format!("{number:02x}")))
         .collect()
 }
+
+/// The largest record has to fit a segment.
+const SEGMENT_BYTES_MIN: u64 = 256 << 10;

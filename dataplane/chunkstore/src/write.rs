@@ -405,7 +405,9 @@ fn runs(state: &ChunkState, blocks: &Range<u32>) -> Vec<(Range<u32>, bool)> {
             runs.push((at..over, false));
         }
         match runs.last_mut() {
-            Some((run, true)) if run.end == over => run.end = over + 1,
+            Some((run, true)) if run.end == over && run.end - run.start < RECORD_BLOCKS_MAX => {
+                run.end = over + 1;
+            }
             _ => runs.push((over..over + 1, true)),
         }
         at = over + 1;
@@ -445,6 +447,8 @@ const ATTEMPTS_MAX: usize = 16;
 const WRITTEN_RANGES_MAX: usize = 4096;
 /// A large write puts so many blocks into the log before those below are moved in place.
 const LOGGED_BLOCKS_MAX: u32 = 64;
+/// Blocks in one record of a large write: a record fits the smallest segment.
+const RECORD_BLOCKS_MAX: u32 = 32;
 /// Payloads up to this size are copied when they are kept.
 const COPIED_LEN_MAX: usize = 32 << 10;
 /// Bytes ahead of a row of writes that are marked with them.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::StreamExt as _;
 use futures::future::BoxFuture;
 use hither_clustermap::ClusterView;
 use hither_managerlink::ManagerLink;
@@ -167,25 +168,19 @@ impl Client {
         self.inner.operations.load(Ordering::Relaxed)
     }
 
-    /// Writes everything back, gives everything back and ends the sessions. The first error of
-    /// data that could not be stored.
+    /// Writes everything back, gives everything back and ends the sessions. Ends when everything is
+    /// stored, or when the cluster has taken nothing for the configured time.
     ///
     /// # Errors
-    /// What an fsync of the file would have said.
+    /// What an fsync of the first file that could not be stored would have said.
     pub async fn close(&self) -> Result<(), FsError> {
-        let mut first = Ok(());
-        for file in self.inner.all_files() {
-            let _alone = file.gate.write().await;
-            if let Some(report) = self.inner.give_back(&file, Lease::None).await
-                && let Err(error) = self.inner.send_report(&file, report, true).await
-            {
-                first = first.and(Err(error));
-            }
-            first = first.and(file.take_error());
-        }
+        let mut first = self.inner.give_all_back().await;
         let sessions: Vec<Arc<Session>> = self.inner.sessions.lock().values().cloned().collect();
         for session in sessions {
-            first = first.and(session.barrier().await);
+            // A cluster that has just been silent for that long is not asked again.
+            if first.is_ok() {
+                first = session.barrier().await;
+            }
             session.close().await;
         }
         self.inner.servers.pool.close();
@@ -398,6 +393,53 @@ async fn tidy(weak: Weak<Inner>) {
 }
 
 impl Inner {
+    /// Gives back every file, many at a time.
+    async fn give_all_back(self: &Arc<Self>) -> Result<(), FsError> {
+        let files = self.all_files();
+        let (mut left, mut lost, mut first) = (files.len(), 0usize, Ok(()));
+        let ends =
+            futures::stream::iter(files).map(|file| async move { self.end_file(&file).await });
+        let mut ends = std::pin::pin!(ends.buffer_unordered(ENDING_MAX));
+        let pending = || {
+            let dirty = self.dirty_bytes.load(Ordering::Acquire);
+            (dirty, self.unsynced_bytes.load(Ordering::Acquire))
+        };
+        let (mut seen, mut limit) = (pending(), self.deadline());
+        loop {
+            match tokio::time::timeout_at(limit, ends.next()).await {
+                Ok(None) => break,
+                Ok(Some(Ok(()))) => limit = self.deadline(),
+                Ok(Some(Err(error))) => {
+                    lost += 1;
+                    first = first.and(Err(error));
+                }
+                Err(_) if pending() != seen => {
+                    (seen, limit) = (pending(), self.deadline());
+                    continue;
+                }
+                Err(_) => {
+                    lost += left;
+                    first = first.and(Err(crate::session::timed_out("the cluster")));
+                    break;
+                }
+            }
+            left -= 1;
+        }
+        if lost > 0 {
+            tracing::error!(files = lost, "files could not be stored before the end");
+        }
+        first
+    }
+
+    async fn end_file(&self, file: &Arc<File>) -> Result<(), FsError> {
+        let _alone = file.gate.write().await;
+        let mut ended = Ok(());
+        if let Some(report) = self.give_back(file, Lease::None).await {
+            ended = self.send_report(file, report, true).await;
+        }
+        ended.and(file.take_error())
+    }
+
     /// Keeps the number of files whose leases are held without need within bounds.
     async fn forget_idle_files(self: &Arc<Self>) {
         let surplus = self.files.lock().len().saturating_sub(IDLE_FILES_MAX);
@@ -427,6 +469,8 @@ impl Inner {
 
 /// Hops from rank to rank before a request fails.
 const HOPS_MAX: usize = 8;
+/// Files given back at a time when a client ends.
+const ENDING_MAX: usize = 256;
 /// Time to fetch a newer map, and the pause between attempts.
 const MAP_TIMEOUT: Duration = Duration::from_secs(2);
 const MAP_PAUSE: Duration = Duration::from_millis(20);

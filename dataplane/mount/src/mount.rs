@@ -1,13 +1,14 @@
 //! Mounting and unmounting.
 
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use fuser::{MountOption, Session, SessionACL, SessionUnmounter};
 use hither_client::{Client, ClientConfig, FsError, StartError};
 use hither_proto::ids::{InodeId, ROOT};
+use rustix::mount::UnmountFlags;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -44,6 +45,7 @@ pub enum MountError {
 /// A mount that stands.
 pub struct Mounted {
     client: Client,
+    directory: PathBuf,
     unmounter: SessionUnmounter,
     ended: watch::Receiver<bool>,
 }
@@ -96,6 +98,7 @@ pub async fn mount(
         .map_err(refused)?;
     Ok(Mounted {
         client,
+        directory: directory.to_owned(),
         unmounter,
         ended,
     })
@@ -120,13 +123,31 @@ impl Mounted {
     ///
     /// # Errors
     /// The first error of data that could not be stored.
-    pub async fn unmount(mut self) -> Result<(), FsError> {
-        if !*self.ended.borrow()
-            && let Err(error) = self.unmounter.unmount()
-        {
-            tracing::debug!(%error, "already unmounted");
+    pub async fn unmount(self) -> Result<(), FsError> {
+        if !*self.ended.borrow() {
+            let (unmounter, directory) = (self.unmounter, self.directory);
+            // The kernel may write mapped pages back meanwhile, which this process serves.
+            let gone = tokio::task::spawn_blocking(move || take_away(unmounter, &directory)).await;
+            if let Err(error) = gone {
+                tracing::error!(%error, "the unmounting thread ended");
+            }
         }
         self.client.close().await
+    }
+}
+
+/// Unmounts; a mount point in use is detached: nobody new gets in, and the directory is usable
+/// again instead of dead.
+fn take_away(mut unmounter: SessionUnmounter, directory: &Path) {
+    let gone = match unmounter.unmount() {
+        Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+            tracing::warn!(directory = %directory.display(), "in use: detached");
+            rustix::mount::unmount(directory, UnmountFlags::DETACH).map_err(Into::into)
+        }
+        other => other,
+    };
+    if let Err(error) = gone {
+        tracing::warn!(%error, directory = %directory.display(), "not unmounted");
     }
 }
 

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use hither_chunkserver::{ChunkServer, ChunkServerConfig};
 
-use super::{addresses, read_config, terminated};
+use super::{addresses, ending, read_config, terminated};
 use crate::args;
 
 /// Runs until SIGTERM, or until it has to stop by itself.
@@ -35,7 +35,7 @@ pub(crate) async fn run(args: args::Chunkserver) -> anyhow::Result<()> {
         ended = terminated() => { ended?; None }
         why = server.stopped() => Some(why),
     };
-    server.shutdown().await?;
+    ending(server.shutdown(), true).await??;
     match why {
         Some(why) => Err(why.into()),
         None => Ok(()),

@@ -13,7 +13,7 @@ use hither_net::Identity;
 use hither_proto::ids::{MapVersion, RankId};
 use serde::Deserialize;
 
-use super::{read_config, terminated};
+use super::{ending, read_config, terminated};
 use crate::args;
 
 /// Configuration of a manager.
@@ -130,11 +130,16 @@ async fn with_store<S: hither_metastore::MetaStore>(
     }
     println!("manager ready at {}", manager.address());
     terminated().await?;
-    if let Some(rank) = rank {
-        rank.shutdown().await;
-    }
-    manager.shutdown().await;
-    Ok(())
+    ending(
+        async {
+            if let Some(rank) = rank {
+                rank.shutdown().await;
+            }
+            manager.shutdown().await;
+        },
+        true,
+    )
+    .await
 }
 
 async fn start_rank<S: hither_metastore::MetaStore>(

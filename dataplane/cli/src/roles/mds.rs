@@ -39,7 +39,7 @@ mod with_etcd {
     use serde::Deserialize;
 
     use crate::args;
-    use crate::roles::{addresses, read_config, terminated};
+    use crate::roles::{addresses, ending, read_config, terminated};
 
     /// Configuration of a metadata server.
     #[derive(Debug, Clone, Deserialize)]
@@ -153,7 +153,7 @@ mod with_etcd {
                          mounts, which send it again"
                     );
                 }
-                return ended;
+                return Ok(());
             }
             tracing::warn!(
                 rank = config.rank,

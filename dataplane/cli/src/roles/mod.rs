@@ -7,7 +7,7 @@ pub(crate) mod mount;
 
 use std::path::Path;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use serde::de::DeserializeOwned;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -31,6 +31,25 @@ pub(crate) async fn terminated() -> anyhow::Result<()> {
         _ = int.recv() => {}
     }
     Ok(())
+}
+
+/// Runs an ending to its end, or until SIGTERM or SIGINT has come twice: once to ask for the end
+/// (`asked`, if that has happened), and once more to wait no longer.
+pub(crate) async fn ending<T>(end: impl Future<Output = T>, asked: bool) -> anyhow::Result<T> {
+    let impatience = async {
+        if !asked {
+            terminated().await?;
+            tracing::warn!("ending: what is left is being stored; a second signal ends at once");
+        }
+        terminated().await
+    };
+    tokio::select! {
+        ended = end => Ok(ended),
+        twice = impatience => {
+            twice?;
+            bail!("asked twice to end: what was under way was not waited for")
+        }
+    }
 }
 
 /// Addresses separated by commas.

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use hither_mount::MountError;
 use hither_mount::options::Options;
 
-use super::{addresses, terminated};
+use super::{addresses, ending, terminated};
 use crate::args;
 use crate::output::Output;
 
@@ -104,14 +104,25 @@ async fn serve(mount: args::Mount, options: &Options, stays: bool) -> anyhow::Re
     } else {
         println!("mounted at {}", directory.display());
     }
-    tokio::select! {
-        () = mounted.gone() => {}
-        ended = terminated(), if !mount.stay_mounted => ended?,
-    }
-    mounted
-        .unmount()
-        .await
+    let asked = tokio::select! {
+        () = mounted.gone() => false,
+        ended = asked_to_end(mount.stay_mounted) => { ended?; true }
+    };
+    ending(mounted.unmount(), asked)
+        .await?
         .map_err(|error| anyhow::anyhow!("data could not be stored: {error}"))
+}
+
+/// Waits for a signal that ends the mount. One that stays takes signals and goes on: without a
+/// process the mount point would be dead for everybody who uses it.
+async fn asked_to_end(stays_mounted: bool) -> anyhow::Result<()> {
+    loop {
+        terminated().await?;
+        if !stays_mounted {
+            return Ok(());
+        }
+        tracing::info!("stays mounted until it is unmounted");
+    }
 }
 
 /// Whoever started the mount must not wait for its output.

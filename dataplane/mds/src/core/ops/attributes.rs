@@ -167,13 +167,17 @@ impl Core {
             free_bytes: self.groups.free_bytes,
             total_inodes: 0,
             free_inodes: 0,
+            used_bytes: 0,
+            used_inodes: 0,
         };
+        let used = |n: i64| u64::try_from(n).unwrap_or(0);
+        let mut below = None;
         for at in self.up_from(ino) {
             let inode = &self.cache.inodes[&at].inode;
             let Some(dir) = self.cache.dirs.get(&at) else {
                 continue;
             };
-            let used = |n: i64| u64::try_from(n).unwrap_or(0);
+            below.get_or_insert((dir.head.recursive_bytes, dir.head.recursive_inodes));
             if inode.quota_bytes != 0 {
                 let limit = inode.quota_bytes;
                 let left = limit.saturating_sub(used(dir.head.recursive_bytes));
@@ -185,6 +189,9 @@ impl Core {
                 space.total_inodes = limit;
                 space.free_inodes = limit.saturating_sub(used(dir.head.recursive_inodes));
             }
+        }
+        if let Some((bytes, inodes)) = below {
+            (space.used_bytes, space.used_inodes) = (used(bytes), used(inodes));
         }
         space
     }

@@ -300,6 +300,12 @@ fn quotas_hold_for_everything_below_and_move_with_it() {
         world.ask(s, create(sub, "c", FILE)),
         Err(Errno::EDQUOT.into())
     );
+    let statfs = Op::Statfs(hither_proto::meta::Statfs {
+        ino: dir,
+        hint: None,
+    });
+    let space = world.ask(s, statfs).unwrap().space.unwrap();
+    assert_eq!((space.used_inodes, space.free_inodes), (3, 0));
     world.create(s, ROOT.0, "c", FILE);
     assert_eq!(
         world.ask(s, rename(ROOT.0, "c", dir, "c", 0)),
