@@ -9,11 +9,35 @@
     reason = "tests of real processes measure real time"
 )]
 
+pub mod load;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+/// Where a cluster keeps its metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    /// In the one process that is manager and metadata server too.
+    Embedded,
+    /// In etcd; two managers and two metadata servers are processes of their own.
+    Etcd,
+}
+
+/// What a process of a cluster does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// A chunkserver.
+    Chunkserver,
+    /// The manager that leads.
+    Manager,
+    /// The metadata server that has the rank.
+    Mds,
+    /// The metadata store, where it is a process of its own.
+    Store,
+}
 
 /// A playground with its mounts.
 #[derive(Debug)]
@@ -58,6 +82,45 @@ impl Cluster {
         let state: Value = serde_json::from_str(&text.expect("a state file")).expect("JSON");
         cluster.address = state["cluster"].as_str().expect("an address").to_owned();
         cluster
+    }
+
+    /// Starts a cluster of these zones on a store.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn on(store: Store, zones: &str, per_zone: u32) -> Self {
+        let store = match store {
+            Store::Embedded => "embedded",
+            Store::Etcd => "etcd",
+        };
+        Self::up(zones, per_zone, &["--store", store])
+    }
+
+    /// Name of the process that has a role now.
+    ///
+    /// # Panics
+    /// When nobody has it within a while.
+    #[must_use]
+    pub fn name_of(&self, role: Role) -> String {
+        let of_status = |field: &dyn Fn(&Value) -> Option<String>| {
+            let mut found = None;
+            eventually(Duration::from_secs(30), "the role is taken", || {
+                let address = self.try_admin(&["status"]).and_then(|s| field(&s));
+                found = address.filter(|a| self.processes().iter().any(|p| p["address"] == *a));
+                found.is_some()
+            });
+            self.name_at(&found.unwrap_or_default())
+        };
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let embedded = self.processes().iter().all(|p| p["name"] != "etcd");
+        match role {
+            Role::Chunkserver => "cs-a1".into(),
+            Role::Store | Role::Mds | Role::Manager if embedded => "manager".into(),
+            Role::Store => "etcd".into(),
+            Role::Manager => of_status(&|s| text(&s["leader"])),
+            Role::Mds => of_status(&|s| text(&s["ranks"][0]["address"])),
+        }
     }
 
     fn play(&self) -> String {
@@ -114,6 +177,25 @@ impl Cluster {
         serde_json::from_str(&hither(&all)).expect("JSON")
     }
 
+    /// The same, if the cluster answers now.
+    #[must_use]
+    pub fn try_admin(&self, args: &[&str]) -> Option<Value> {
+        let mut all = vec!["--json", "--cluster", self.address.as_str()];
+        all.extend_from_slice(args);
+        let output = try_hither(&all);
+        let text = output.status.success().then_some(output.stdout)?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Whether a process of the playground runs (or is paused), `ended` or not.
+    #[must_use]
+    pub fn state_of(&self, name: &str) -> String {
+        let all = self.processes();
+        let found = all.iter().find(|p| p["name"] == name);
+        let state = found.and_then(|p| p["state"].as_str());
+        state.unwrap_or("unknown").to_owned()
+    }
+
     /// Processes of the playground.
     #[must_use]
     pub fn processes(&self) -> Vec<Value> {
@@ -141,8 +223,9 @@ impl Cluster {
     /// When they do not become whole in time.
     pub fn wait_whole(&self) {
         eventually(Duration::from_secs(90), "all groups are whole", || {
-            let groups = &self.admin(&["status"])["groups"];
-            groups["whole"] == groups["total"]
+            let status = self.try_admin(&["status"]).unwrap_or_default();
+            let groups = &status["groups"];
+            groups["whole"].is_number() && groups["whole"] == groups["total"]
         });
     }
 }
@@ -165,12 +248,59 @@ impl Drop for Cluster {
             }
         }
         let done = try_hither(&["playground", "down", "--dir", &self.play()]);
-        assert!(
-            failing || done.status.success(),
-            "the playground does not end"
-        );
+        let left = wait_gone(self.dir.path());
+        for pid in left.iter().filter_map(|(pid, _)| *pid) {
+            // It names the test's own directory: nobody else's.
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
+        }
+        if !failing {
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert!(done.status.success(), "the playground does not end: {said}");
+            assert!(
+                !said.contains("killing"),
+                "not all ended by themselves: {said}"
+            );
+            assert!(left.is_empty(), "left behind: {left:?}");
+        }
     }
 }
+
+/// Waits until no process or mount names the directory; what is left after a while.
+fn wait_gone(dir: &Path) -> Vec<(Option<u32>, String)> {
+    let limit = Instant::now() + GONE_IN;
+    loop {
+        let left = left_behind(&dir.display().to_string());
+        if left.is_empty() || Instant::now() >= limit {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Processes (with their ids) and mounts that name a directory.
+fn left_behind(dir: &str) -> Vec<(Option<u32>, String)> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mut left: Vec<(Option<u32>, String)> = mounts
+        .lines()
+        .filter(|line| line.contains(dir))
+        .map(|line| (None, line.to_owned()))
+        .collect();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    for entry in processes {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
+            continue;
+        };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if pid != std::process::id() && line.contains(dir) {
+            left.push((Some(pid), line));
+        }
+    }
+    left
+}
+
+/// Time for what was told to end.
+const GONE_IN: Duration = Duration::from_secs(15);
 
 fn logs(dir: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();

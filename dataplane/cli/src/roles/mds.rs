@@ -144,10 +144,9 @@ mod with_etcd {
             };
             beats.abort();
             if let Some(ended) = ended {
-                if tokio::time::timeout(SETTLE_IN, rank.shutdown())
-                    .await
-                    .is_err()
-                {
+                ended?;
+                let settled = tokio::time::timeout(SETTLE_IN, rank.shutdown());
+                if ending(settled, true).await?.is_err() {
                     bail!(
                         "the metadata store does not answer: what was not stored is left to the \
                          mounts, which send it again"
