@@ -9,13 +9,21 @@
     reason = "tests of real processes measure real time"
 )]
 
+mod disk;
 pub mod load;
+mod network;
+mod setup;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+pub use disk::SmallDisk;
+use network::as_group;
+pub use network::{Ends, Network};
+pub use setup::Setup;
 
 /// Where a cluster keeps its metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +54,10 @@ pub struct Cluster {
     /// Address of the manager.
     pub address: String,
     mounts: Vec<PathBuf>,
+    /// Small disks of chunkservers, by name.
+    disks: Vec<(String, SmallDisk)>,
+    /// The network of the cluster and its mounts, if it is not everybody's.
+    network: Option<Network>,
 }
 
 impl Cluster {
@@ -55,33 +67,7 @@ impl Cluster {
     /// When it does not start: that is the test's failure.
     #[must_use]
     pub fn up(zones: &str, per_zone: u32, more: &[&str]) -> Self {
-        let dir = tempfile::Builder::new()
-            .prefix("hither-e2e-")
-            .tempdir()
-            .expect("a directory");
-        let mut cluster = Self {
-            dir,
-            address: String::new(),
-            mounts: Vec::new(),
-        };
-        let play = cluster.play();
-        let per_zone = per_zone.to_string();
-        let mut args = vec![
-            "playground",
-            "up",
-            "--dir",
-            &play,
-            "--zones",
-            zones,
-            "--chunkservers-per-zone",
-            &per_zone,
-        ];
-        args.extend_from_slice(more);
-        hither(&args);
-        let text = std::fs::read_to_string(Path::new(&play).join("playground.json"));
-        let state: Value = serde_json::from_str(&text.expect("a state file")).expect("JSON");
-        cluster.address = state["cluster"].as_str().expect("an address").to_owned();
-        cluster
+        Setup::new(zones, per_zone).with(more).up()
     }
 
     /// Starts a cluster of these zones on a store.
@@ -90,11 +76,7 @@ impl Cluster {
     /// When it does not start.
     #[must_use]
     pub fn on(store: Store, zones: &str, per_zone: u32) -> Self {
-        let store = match store {
-            Store::Embedded => "embedded",
-            Store::Etcd => "etcd",
-        };
-        Self::up(zones, per_zone, &["--store", store])
+        Setup::new(zones, per_zone).store(store).up()
     }
 
     /// Name of the process that has a role now.
@@ -138,11 +120,21 @@ impl Cluster {
     /// # Panics
     /// When it cannot be mounted.
     pub fn mount(&mut self, name: &str, options: &str) -> PathBuf {
+        self.mount_as(name, options, None)
+    }
+
+    /// The same, by a process with a group id of its own, which [`Network::cut`] can tell from
+    /// others.
+    ///
+    /// # Panics
+    /// When it cannot be mounted.
+    pub fn mount_as(&mut self, name: &str, options: &str, group: Option<u32>) -> PathBuf {
         let at = self.dir.path().join(name);
         std::fs::create_dir_all(&at).expect("a mount point");
         let log = self.dir.path().join(format!("{name}.log"));
         let (log, target) = (log.display().to_string(), at.display().to_string());
-        hither(&[
+        let mut command = self.command(group);
+        command.args([
             "mount",
             &self.address,
             &target,
@@ -151,8 +143,85 @@ impl Cluster {
             "-o",
             options,
         ]);
+        run(&mut command);
         self.mounts.push(at.clone());
         at
+    }
+
+    /// The binary under test in the cluster's network.
+    fn command(&self, group: Option<u32>) -> Command {
+        let mut words: Vec<String> = Vec::new();
+        words.extend(self.network.iter().flat_map(Network::enter));
+        if let Some(group) = group {
+            words.extend(as_group(group));
+        }
+        words.push(binary());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command
+    }
+
+    fn hither(&self, args: &[&str]) -> String {
+        run(self.command(None).args(args))
+    }
+
+    /// The cluster's own network.
+    ///
+    /// # Panics
+    /// When it has none.
+    #[must_use]
+    pub fn network(&self) -> &Network {
+        self.network.as_ref().expect("a network of its own")
+    }
+
+    /// The small disk of a chunkserver.
+    ///
+    /// # Panics
+    /// When it has none.
+    #[must_use]
+    pub fn disk(&self, name: &str) -> &SmallDisk {
+        let found = self.disks.iter().find(|(of, _)| of == name);
+        &found.expect("a small disk").1
+    }
+
+    /// Directory in which a chunkserver keeps its copies.
+    #[must_use]
+    pub fn disk_dir(&self, name: &str) -> PathBuf {
+        Path::new(&self.play()).join(name)
+    }
+
+    /// Starts a process anew with a group id of its own.
+    ///
+    /// # Panics
+    /// When it does not end or start.
+    pub fn regroup(&self, name: &str, group: u32) {
+        self.playground("kill", name);
+        let file = Path::new(&self.play()).join("playground.json");
+        let text = std::fs::read_to_string(&file).expect("a state file");
+        let mut state: Value = serde_json::from_str(&text).expect("JSON");
+        let processes = state["processes"].as_array_mut().expect("processes");
+        for process in processes.iter_mut().filter(|p| p["name"] == name) {
+            let mut words = as_group(group);
+            words.push(binary());
+            process["program"] = words.remove(0).into();
+            let args = process["args"].as_array().cloned().unwrap_or_default();
+            let all = words.into_iter().map(Value::from).chain(args);
+            process["args"] = all.collect();
+        }
+        std::fs::write(&file, state.to_string()).expect("the state file is written");
+        self.playground("start", name);
+    }
+
+    /// Address of a process of the playground.
+    ///
+    /// # Panics
+    /// When there is none of that name.
+    #[must_use]
+    pub fn address_of(&self, name: &str) -> String {
+        let all = self.processes();
+        let found = all.iter().find(|p| p["name"] == name);
+        let address = found.and_then(|p| p["address"].as_str());
+        address.expect("a process of that name").to_owned()
     }
 
     /// Unmounts.
@@ -166,7 +235,7 @@ impl Cluster {
 
     /// A verb of the playground on a process or zone: kill, pause, resume, start.
     pub fn playground(&self, verb: &str, name: &str) {
-        hither(&["playground", verb, name, "--dir", &self.play()]);
+        self.hither(&["playground", verb, name, "--dir", &self.play()]);
     }
 
     /// An administrative command with JSON output.
@@ -174,7 +243,7 @@ impl Cluster {
     pub fn admin(&self, args: &[&str]) -> Value {
         let mut all = vec!["--json", "--cluster", self.address.as_str()];
         all.extend_from_slice(args);
-        serde_json::from_str(&hither(&all)).expect("JSON")
+        serde_json::from_str(&self.hither(&all)).expect("JSON")
     }
 
     /// The same, if the cluster answers now.
@@ -182,7 +251,7 @@ impl Cluster {
     pub fn try_admin(&self, args: &[&str]) -> Option<Value> {
         let mut all = vec!["--json", "--cluster", self.address.as_str()];
         all.extend_from_slice(args);
-        let output = try_hither(&all);
+        let output = self.command(None).args(&all).output().ok()?;
         let text = output.status.success().then_some(output.stdout)?;
         serde_json::from_slice(&text).ok()
     }
@@ -199,7 +268,7 @@ impl Cluster {
     /// Processes of the playground.
     #[must_use]
     pub fn processes(&self) -> Vec<Value> {
-        let text = hither(&["playground", "status", "--dir", &self.play(), "--json"]);
+        let text = self.hither(&["playground", "status", "--dir", &self.play(), "--json"]);
         serde_json::from_str(&text).expect("JSON")
     }
 
@@ -248,6 +317,7 @@ impl Drop for Cluster {
             }
         }
         let done = try_hither(&["playground", "down", "--dir", &self.play()]);
+        self.disks.clear();
         let left = wait_gone(self.dir.path());
         for pid in left.iter().filter_map(|(pid, _)| *pid) {
             // It names the test's own directory: nobody else's.
@@ -335,12 +405,15 @@ pub fn hither(args: &[&str]) -> String {
 /// When there is none.
 #[must_use]
 pub fn try_hither(args: &[&str]) -> Output {
-    let binary = std::env::var("HITHER_BIN")
-        .expect("HITHER_BIN names the binary under test: run these tests with e2e/run.sh");
-    Command::new(binary)
+    Command::new(binary())
         .args(args)
         .output()
         .expect("the binary runs")
+}
+
+fn binary() -> String {
+    std::env::var("HITHER_BIN")
+        .expect("HITHER_BIN names the binary under test: run these tests with e2e/run.sh")
 }
 
 /// Runs a command to its end.

@@ -67,10 +67,15 @@ pub(crate) struct Servers {
     pub(crate) pool: Pool,
     config: Arc<ClientConfig>,
     memory: Mutex<BTreeMap<ChunkserverId, Memory>>,
+    /// Links between servers found broken, and until when that is believed.
+    broken: Mutex<BTreeMap<Link, Instant>>,
     counters: Arc<Counters>,
     /// Breaks ties of equally near servers; one number per mount.
     seed: u64,
 }
+
+/// A directed link: the first does not reach the second. Server 0 is this client.
+pub(crate) type Link = (ChunkserverId, ChunkserverId);
 
 /// A member of a group, in the order of use.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,6 +84,8 @@ pub(crate) struct Candidate {
     pub(crate) address: String,
     /// Rank by preference, then distance: lower is nearer.
     pub(crate) farness: (usize, u32),
+    /// It is being filled: it stands behind all that are in-sync.
+    pub(crate) filling: bool,
 }
 
 /// One operation in flight on a server; counted until dropped.
@@ -105,6 +112,7 @@ impl Servers {
             pool: Pool::new(identity, Arc::new(NoHandler)),
             config,
             memory: Mutex::default(),
+            broken: Mutex::default(),
             counters,
             seed: rand::rng().random(),
         })
@@ -128,9 +136,29 @@ impl Servers {
         let order = self.order(map, &received, false);
         let mut chain = self.candidates(map, &received, &order);
         for id in map.members_in(group, MemberState::Filling) {
-            chain.extend(self.candidate(map, id));
+            chain.extend(self.candidate(map, id).map(|filling| Candidate {
+                filling: true,
+                ..filling
+            }));
         }
         chain
+    }
+
+    /// A server has said that it does not reach another one.
+    pub(crate) fn link_broken(&self, link: Link) {
+        let mut broken = self.broken.lock();
+        if broken.len() >= BROKEN_MAX {
+            broken.pop_first();
+        }
+        broken.insert(link, Instant::now() + BROKEN_FOR);
+    }
+
+    /// Links between servers that are believed to be broken.
+    pub(crate) fn broken_links(&self) -> Vec<Link> {
+        let now = Instant::now();
+        let mut broken = self.broken.lock();
+        broken.retain(|_, until| *until > now);
+        broken.keys().copied().collect()
     }
 
     /// The list as a master would send it: own location first, then by distance, ties broken at
@@ -210,6 +238,7 @@ impl Servers {
             id,
             address: map.address(id)?.to_owned(),
             farness: (rank, map.distance(&self.config.zone, zone)),
+            filling: false,
         })
     }
 
@@ -341,6 +370,10 @@ const HEDGE_SHARE: f64 = 0.05;
 const HEDGE_FREE: f64 = 100.0;
 /// No read is hedged sooner.
 const HEDGE_MIN: Duration = Duration::from_millis(2);
+/// Time for which a link that was found broken is gone round.
+const BROKEN_FOR: Duration = Duration::from_secs(10);
+/// Broken links remembered; beyond, the first in their order are forgotten, and found again.
+const BROKEN_MAX: usize = 1024;
 /// Time an overloaded server loses its place for.
 const SPILL: Duration = Duration::from_secs(1);
 /// First and longest pause between probes of a suspect.

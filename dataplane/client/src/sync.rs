@@ -140,7 +140,7 @@ impl Inner {
                 .unwrap_or_default();
             let map = self.map_with(group, Epoch(floor), deadline).await?;
             let epoch = map.epoch(group).ok_or(Errno::EIO)?;
-            let chain = self.servers.chain(&map, group);
+            let chain = self.sound_chain(&map, group, &links);
             let Some((head, rest)) = chain.split_first() else {
                 self.overcome(Trouble::Wait, chunk, epoch, &mut links, deadline)
                     .await?;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
+use hither_clustermap::ClusterView;
 use hither_net::NetError;
 use hither_proto::checksum::piece_checksums;
 use hither_proto::chunk::{Applied, Hop, Target, Write};
@@ -25,7 +26,7 @@ use crate::counters::locality_of;
 use crate::error::FsError;
 use crate::extents::Extents;
 use crate::file::{Data, File, Lease, OpenFile};
-use crate::servers::Candidate;
+use crate::servers::{Candidate, Link};
 
 /// A run of bytes on its way to one chunk.
 #[derive(Debug, Clone)]
@@ -290,7 +291,7 @@ impl Inner {
             let group = GroupId(chunk.group);
             let map = self.map_with(group, Epoch(floor), deadline).await?;
             let epoch = map.epoch(group).ok_or(Errno::EIO)?;
-            let chain = avoiding(self.servers.chain(&map, group), &links);
+            let chain = self.sound_chain(&map, group, &links);
             let outcome = match chain.split_first() {
                 None => Err(Trouble::Wait),
                 Some((head, rest)) => {
@@ -323,12 +324,24 @@ impl Inner {
         }
     }
 
+    /// The members of a group in an order that goes round links known to be broken.
+    pub(crate) fn sound_chain(
+        &self,
+        map: &ClusterView,
+        group: GroupId,
+        links: &[Link],
+    ) -> Vec<Candidate> {
+        let mut broken = self.servers.broken_links();
+        broken.extend_from_slice(links);
+        avoiding(self.servers.chain(map, group), &broken)
+    }
+
     async fn send_to(
         &self,
         head: &Candidate,
         write: &Write,
         payload: &Bytes,
-        map: &hither_clustermap::ClusterView,
+        map: &ClusterView,
     ) -> Result<Applied, Trouble> {
         let _in_flight = self.servers.begin(head.id);
         let sent = self
@@ -363,7 +376,7 @@ impl Inner {
         trouble: Trouble,
         chunk: &ChunkRef,
         epoch: Epoch,
-        links: &mut Vec<(ChunkserverId, ChunkserverId)>,
+        links: &mut Vec<Link>,
         deadline: Instant,
     ) -> Result<(), FsError> {
         if Instant::now() >= deadline {
@@ -378,6 +391,11 @@ impl Inner {
                     self.servers.pool.drop_connection(&address);
                 }
                 links.push((from, to));
+                if from.0 != 0 {
+                    self.servers.link_broken((from, to));
+                }
+                // With what other chunks have shown: the manager is to see all at once.
+                let known = self.servers.broken_links();
                 let report = ReportUnreachable {
                     from: from.0,
                     to: to.0,
@@ -385,6 +403,7 @@ impl Inner {
                     epoch: epoch.0,
                     links: links
                         .iter()
+                        .chain(&known)
                         .map(|(from, to)| BrokenLink {
                             from: from.0,
                             to: to.0,
@@ -469,20 +488,22 @@ impl Trouble {
 }
 
 /// The chain in an order that uses no link known to be broken, if there is one; the wanted order
-/// changes as little as possible.
-fn avoiding(chain: Vec<Candidate>, broken: &[(ChunkserverId, ChunkserverId)]) -> Vec<Candidate> {
+/// changes as little as possible, and members that are being filled stay behind the others.
+fn avoiding(chain: Vec<Candidate>, broken: &[Link]) -> Vec<Candidate> {
     fn extend(
         at: ChunkserverId,
         left: &mut Vec<Candidate>,
         done: &mut Vec<Candidate>,
-        broken: &[(ChunkserverId, ChunkserverId)],
+        broken: &[Link],
     ) -> bool {
         if left.is_empty() {
             return true;
         }
+        let in_sync_left = left.iter().any(|candidate| !candidate.filling);
         for n in 0..left.len() {
             let next = left.remove(n);
-            if !broken.contains(&(at, next.id)) {
+            let in_turn = !(next.filling && in_sync_left);
+            if in_turn && !broken.contains(&(at, next.id)) {
                 let id = next.id;
                 done.push(next.clone());
                 if extend(id, left, done, broken) {
@@ -545,6 +566,7 @@ mod tests {
                 id: ChunkserverId(*id),
                 address: id.to_string(),
                 farness: (0, 0),
+                filling: *id >= 10,
             })
             .collect()
     }
@@ -568,5 +590,9 @@ mod tests {
             vec![1, 2],
             "no way: as wanted"
         );
+        // A member that is being filled (here: from 10 on) is never put before one that is not.
+        assert_eq!(ids(&avoiding(chain(&[1, 10]), &[link(1, 10)])), vec![1, 10]);
+        let round = avoiding(chain(&[1, 2, 10, 11]), &[link(2, 10), link(10, 11)]);
+        assert_eq!(ids(&round), vec![1, 2, 11, 10]);
     }
 }

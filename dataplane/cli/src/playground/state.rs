@@ -133,7 +133,7 @@ impl Process {
 impl Process {
     /// Whether it is the store that others keep their state in.
     pub(super) fn is_store(&self) -> bool {
-        !self.program.is_empty()
+        self.name == STORE
     }
 }
 
@@ -177,7 +177,7 @@ fn with_etcd(
     let etcd = Process {
         program: "etcd".into(),
         ..Process::new(
-            "etcd",
+            STORE,
             None,
             &client,
             &[
@@ -257,3 +257,5 @@ fn free_addresses(host: &str, count: usize) -> anyhow::Result<Vec<String>> {
 }
 
 const FILE: &str = "playground.json";
+/// Name of the store's process, where it has one.
+const STORE: &str = "etcd";
