@@ -232,6 +232,8 @@ pub(crate) struct Chunkserver {
 pub(crate) enum Cs {
     /// List chunkservers
     Ls,
+    /// What each chunkserver has done since it was started
+    Stat,
     /// Change labels: +A, -B, key=value, -key
     Label {
         /// Chunkserver id

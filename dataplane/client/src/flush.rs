@@ -324,7 +324,6 @@ impl Inner {
             return Err(crate::session::timed_out("the chunk's servers"));
         }
         let version = self.link.map().version();
-        let group = GroupId(chunk.group);
         match trouble {
             Trouble::Final(error) => return Err(error),
             Trouble::Overtaken { .. } => return Err(lease_gone()),
@@ -333,7 +332,9 @@ impl Inner {
                     self.servers.suspect(to, &address);
                     self.servers.pool.drop_connection(&address);
                 }
-                let links = self.servers.note_broken(group, epoch, (from, to));
+                self.servers.link_broken((from, to));
+                // With what other chunks have shown: the manager is to see all at once.
+                let links = self.servers.broken_links();
                 let report = ReportUnreachable {
                     from: from.0,
                     to: to.0,
@@ -359,7 +360,6 @@ impl Inner {
                 if self.link.refresh(REPORT_TIMEOUT).await.is_err() {
                     self.wait_for_map(version, BROKEN_PAUSE).await;
                 }
-                self.servers.forget_broken(group);
                 tokio::time::sleep(STALE_PAUSE).await;
             }
             Trouble::Wait => self.wait_for_map(version, BROKEN_PAUSE).await,

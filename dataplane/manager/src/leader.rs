@@ -13,7 +13,6 @@ use crate::state::{LEADER_KEY, TERM_KEY};
 #[derive(Debug)]
 pub(crate) struct Leadership {
     record: LeaderRecord,
-    revision: Revision,
 }
 
 /// Outcome of one look at the election.
@@ -25,7 +24,7 @@ pub(crate) enum Election {
 }
 
 /// Looks who leads, and takes over from a leader whose record has been the same `unchanged`
-/// revision for long enough (the caller measures that), or if there is none.
+/// revision for long enough (the caller measures that), from itself, or if there is none.
 pub(crate) async fn stand<S: MetaStore>(
     store: &S,
     boot_id: u64,
@@ -39,7 +38,9 @@ pub(crate) async fn stand<S: MetaStore>(
             let other = LeaderRecord::decode(found.value.clone()).map_err(|e| Error::Corrupt {
                 cause: format!("m/leader: {e}"),
             })?;
-            if unchanged != Some(found.revision) {
+            // Our own record is of an attempt whose outcome was not known, or of a term that we gave
+            // up: nobody leads.
+            if other.boot_id != boot_id && unchanged != Some(found.revision) {
                 return Ok(Election::Other(other.address, found.revision));
             }
             batch.require_revision(Bytes::from_static(LEADER_KEY), found.revision);
@@ -59,8 +60,8 @@ pub(crate) async fn stand<S: MetaStore>(
     batch.put(Bytes::from_static(LEADER_KEY), record.encode_to_vec());
     // The term fences commits of a predecessor that does not know yet.
     batch.put(Bytes::from_static(TERM_KEY), term_value(&record));
-    let revision = store.commit(batch).await?;
-    Ok(Election::Won(Leadership { record, revision }))
+    store.commit(batch).await?;
+    Ok(Election::Won(Leadership { record }))
 }
 
 impl Leadership {
@@ -79,10 +80,12 @@ impl Leadership {
             ..self.record.clone()
         };
         let mut batch = Batch::new();
-        batch.require_revision(Bytes::from_static(LEADER_KEY), self.revision);
+        // The term, not the record: a renewal nobody heard of changes nothing about who leads.
+        self.require(&mut batch);
         batch.put(Bytes::from_static(LEADER_KEY), next.encode_to_vec());
-        self.revision = store.commit(batch).await?;
+        // A number is used once: others tell by it that the record has changed.
         self.record = next;
+        store.commit(batch).await?;
         Ok(())
     }
 }

@@ -259,13 +259,42 @@ async fn follow(shared: Weak<Shared>) {
                 let live = first.and_then(|address| link.pool.live(&address));
                 drop(link);
                 if let Some(connection) = live {
-                    connection.closed().await;
+                    watch_over(&shared, &connection).await;
                 }
             }
             Err(error) => {
                 tracing::debug!(%error, "no manager to follow yet");
                 drop(link);
                 tokio::time::sleep(PAUSE_MIN).await;
+            }
+        }
+    }
+}
+
+/// Waits for the end of a subscription; looks now and then whether there is still somebody behind
+/// it: a leader that hangs says nothing, and its successor cannot push into its connections.
+async fn watch_over(shared: &Weak<Shared>, connection: &Arc<Connection>) {
+    loop {
+        tokio::select! {
+            () = connection.closed() => return,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        let Some(link) = shared.upgrade() else {
+            return connection.close();
+        };
+        let fetch = MapFetch {
+            since: link.map.borrow().version().0,
+            zone: link.zone.clone(),
+        };
+        match connection.call(Kind::MAP_FETCH, &fetch, &[], TRY_MAX).await {
+            Ok(_)
+            | Err(NetError::Refused {
+                status: Status::BUSY | Status::RETRY,
+                ..
+            }) => {}
+            Err(error) => {
+                tracing::debug!(%error, "the leader has gone silent: looking for another");
+                return connection.close();
             }
         }
     }
@@ -283,5 +312,7 @@ const TRY_MAX: Duration = Duration::from_secs(2);
 /// First and longest pause between rounds.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How often a follower looks whether the leader is still there.
+const LOOK: Duration = Duration::from_secs(2);
 /// Time for one attempt to subscribe.
 const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -167,6 +167,7 @@ async fn start_rank<S: hither_metastore::MetaStore>(
             early_answers: config.early_answers,
             cached_inodes_max: config.cached_inodes_max,
             default_class,
+            holder: None,
         },
         identity,
         store,

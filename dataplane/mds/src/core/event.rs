@@ -74,6 +74,8 @@ pub enum Event {
     Evict(Token, SessionId),
     /// Administration: list sessions.
     List(Token),
+    /// Another process has the rank.
+    Deposed,
     /// Time has passed.
     Tick,
 }

@@ -60,6 +60,14 @@ impl Sessions {
         connection.filter(|connection| !connection.is_closed())
     }
 
+    /// Ends all connections: their clients look for the rank elsewhere.
+    pub(crate) fn close_all(&self) {
+        let all = std::mem::take(&mut *self.by_session.lock());
+        for connection in all.values() {
+            connection.close();
+        }
+    }
+
     fn session(&self, connection: &Connection) -> Option<SessionId> {
         self.by_connection.lock().get(&connection.id()).copied()
     }
@@ -126,6 +134,7 @@ impl Handler for Front {
                     self.events.send(Incoming::Ask(ask, responder))
                 {
                     responder.fail(Status::RETRY, "the rank has stopped");
+                    connection.close();
                 }
             }
             Err(error) => responder.fail(Status::BAD_REQUEST, error.to_string()),

@@ -72,7 +72,8 @@ impl World {
         subtrees: Vec<(InodeId, Fragment, RankId, Epoch)>,
     ) -> Self {
         let now = Duration::from_secs(100);
-        let core = start(&store, rank, subtrees, now);
+        let mut store = store;
+        let core = start(&mut store, rank, subtrees, now);
         let mut world = Self {
             core,
             store,
@@ -102,7 +103,7 @@ impl World {
         self.hold_commits = false;
         self.data_effects.clear();
         self.answers.clear();
-        self.core = start(&self.store, self.rank, Vec::new(), self.now);
+        self.core = start(&mut self.store, self.rank, Vec::new(), self.now);
         self.event(Event::Tick);
     }
 
@@ -440,7 +441,7 @@ impl World {
 }
 
 fn start(
-    store: &BTreeMap<Bytes, Bytes>,
+    store: &mut BTreeMap<Bytes, Bytes>,
     rank: RankId,
     subtrees: Vec<(InodeId, Fragment, RankId, Epoch)>,
     now: Duration,
@@ -452,6 +453,11 @@ fn start(
     let last_batch = store
         .get(&keys::rank_state(rank))
         .map_or(0, |value| RankState::decode(value.clone()).unwrap().batch);
+    let state = RankState {
+        batch: last_batch,
+        epoch: 1,
+    };
+    store.insert(keys::rank_state(rank), state.encode_to_vec().into());
     let root = keys::subtree(ROOT, Fragment::WHOLE);
     let groups = crate::core::event::GroupChoice {
         by_class: BTreeMap::from([(CLASS, vec![GroupId(1), GroupId(2)])]),
