@@ -13,7 +13,6 @@ mod thread;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc;
 use std::time::Duration;
 
 use hither_clustermap::ClusterView;
@@ -21,7 +20,7 @@ use hither_metastore::MetaStore;
 use hither_net::{Identity, Listener, NoHandler, Pool};
 use hither_proto::common::Role;
 use hither_proto::ids::{Epoch, RankId};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::core::{Core, Options};
 use handler::{Incoming, Sessions};
@@ -72,7 +71,7 @@ pub enum RankError {
 #[derive(Debug)]
 pub struct RankServer {
     listener: Listener,
-    events: mpsc::Sender<Incoming>,
+    events: mpsc::UnboundedSender<Incoming>,
     epoch: Epoch,
     stopped: Arc<Notify>,
 }
@@ -82,7 +81,7 @@ pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,
     pub(crate) map: watch::Receiver<Arc<ClusterView>>,
     pub(crate) pool: Pool,
-    pub(crate) events: mpsc::Sender<Incoming>,
+    pub(crate) events: mpsc::UnboundedSender<Incoming>,
     pub(crate) reaper_wake: Notify,
     pub(crate) rank: RankId,
     pub(crate) unreachable: Box<dyn Fn(u64, u32, u64) + Send + Sync>,
@@ -105,7 +104,7 @@ impl RankServer {
     ) -> Result<Self, RankError> {
         let claimed = claim::claim(&*store, config.rank, config.default_class).await?;
         let epoch = claimed.epoch;
-        let (events, inbox) = mpsc::channel();
+        let (events, inbox) = mpsc::unbounded_channel();
         let identity = Identity {
             role: Role::Mds,
             server_id: u64::from(config.rank.0) + 1,
@@ -140,13 +139,13 @@ impl RankServer {
             Arc::clone(&stopped),
         );
         let handler = Arc::new(handler::Front::new(events.clone(), Arc::clone(&sessions)));
-        let listener = Listener::bind(&config.listen, identity, handler)
+        let listener = runner
+            .spawn(inbox, config.listen.clone(), identity, handler)
             .await
-            .map_err(|e| RankError::Listen {
+            .map_err(|reason| RankError::Listen {
                 address: config.listen.clone(),
-                reason: e.to_string(),
+                reason,
             })?;
-        runner.spawn(inbox);
         tokio::spawn(groups::follow(Arc::clone(&shared)));
         tokio::spawn(reaper::run(Arc::clone(&shared)));
         // What a predecessor left to be freed.
