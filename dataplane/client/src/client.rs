@@ -32,8 +32,8 @@ use crate::session::{AskError, How, Session, SessionOwner};
 pub trait KernelCaches: Send + Sync + 'static {
     /// Attributes of an inode, and with `data` its pages.
     fn forget_inode(&self, ino: InodeId, data: bool) -> BoxFuture<'static, ()>;
-    /// An entry of a directory.
-    fn forget_entry(&self, dir: InodeId, name: Bytes) -> BoxFuture<'static, ()>;
+    /// An entry of a directory, or with an empty name all of them.
+    fn forget_entries(&self, dir: InodeId, name: &Bytes) -> BoxFuture<'static, ()>;
 }
 
 /// For front ends without a kernel behind them.
@@ -45,7 +45,7 @@ impl KernelCaches for NoKernelCaches {
         Box::pin(std::future::ready(()))
     }
 
-    fn forget_entry(&self, _: InodeId, _: Bytes) -> BoxFuture<'static, ()> {
+    fn forget_entries(&self, _: InodeId, _: &Bytes) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
 }

@@ -4,9 +4,9 @@
 //! | --- | --- |
 //! | `servers` | chunkservers as this mount sees them: order, suspects, latency, load |
 //! | `session` | the session with the metadata servers: numbers, resending, renewal |
-//! | `cache` | attributes and entries under leases |
+//! | `cache`, `entries` | attributes and entries under leases |
 //! | `recall` | giving leases back |
-//! | `names` | operations on names and attributes |
+//! | `names`, `list` | operations on names and attributes |
 //! | `file`, `read`, `write`, `sync` | file data under data leases |
 //! | `counters` | who served what, from where |
 #![forbid(unsafe_code)]
@@ -15,9 +15,11 @@ mod cache;
 mod client;
 mod config;
 mod counters;
+mod entries;
 mod error;
 mod extents;
 mod file;
+mod list;
 mod locks;
 mod names;
 mod read;
@@ -34,5 +36,6 @@ pub use config::ClientConfig;
 pub use counters::{Locality, LocalityReport};
 pub use error::FsError;
 pub use file::OpenFile;
-pub use names::{Created, Found, Listing, ListingEntry, SetAttributes};
+pub use list::{GoOn, Listing, ListingEntry};
+pub use names::{Created, Found, SetAttributes};
 pub use r#where::{ChunkPlace, ServerPlace};
