@@ -19,6 +19,7 @@ mod event;
 mod ids;
 mod lease;
 mod locks;
+mod node;
 mod ops;
 mod run;
 mod session;

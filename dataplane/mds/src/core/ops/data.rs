@@ -104,7 +104,7 @@ impl Core {
         if busy {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
-        if !trimming && self.cache.inodes[&ino].inode.pending_trim.is_some() {
+        if !trimming && self.cache.inodes[&ino].inode.rare().pending_trim.is_some() {
             // Left by a predecessor: finished before anybody reads or extends the file.
             self.start_trim(ino)?;
             return Err(Stop::Block(Blocker::Inode(ino)));
@@ -317,7 +317,7 @@ impl Core {
     /// Makes sure that the references of these indices are in memory.
     pub(crate) fn need_refs(&mut self, ino: InodeId, first: u32, last: u32) -> Result<(), Stop> {
         let inode = &self.cache.inodes[&ino].inode;
-        if inode.paged_chunks == 0 || last < INLINE_CHUNKS {
+        if inode.rare().paged_chunks == 0 || last < INLINE_CHUNKS {
             return Ok(());
         }
         let end = inode.size.max(1) - 1;
@@ -379,7 +379,7 @@ impl Core {
             Ok(at) => list[at] = *chunk,
             Err(at) => {
                 list.insert(at, *chunk);
-                slot.inode.paged_chunks += u32::from(!inline);
+                slot.inode.rare_mut().paged_chunks += u32::from(!inline);
             }
         }
         if !inline {
@@ -415,7 +415,8 @@ impl Core {
             if count > 0 {
                 self.open.pages.insert(*page);
                 let count = u32::try_from(count).unwrap_or(u32::MAX);
-                slot.inode.paged_chunks = slot.inode.paged_chunks.saturating_sub(count);
+                let paged = &mut slot.inode.rare_mut().paged_chunks;
+                *paged = paged.saturating_sub(count);
             }
         }
         if !removed.is_empty() {

@@ -241,7 +241,7 @@ impl Core {
 
     /// The inode as a client sees it.
     pub(crate) fn attributes_of(&self, ino: InodeId) -> Inode {
-        let mut inode = self.cache.inodes[&ino].inode.clone();
+        let mut inode = self.cache.inodes[&ino].inode.stored();
         if let Some(Dir { head, .. }) = self.cache.dirs.get(&ino) {
             inode.size = head.entries;
             inode.nlink = u32::try_from(head.subdirs.saturating_add(2)).unwrap_or(u32::MAX);

@@ -46,7 +46,7 @@ impl Core {
         Self::need_recalls(wanted)?;
         let orphaned = self.remove_name(attempt, dir, EntryKey::of(&op.name), &removal);
         let entries_leased = self.leases.give_entries(dir, attempt.session);
-        Ok(Reply {
+        let reply = Reply {
             orphaned,
             entries_leased,
             other_ino: ino.0,

@@ -26,11 +26,11 @@ impl Core {
     pub(crate) fn rename(&mut self, attempt: &mut Attempt, op: &Rename) -> Outcome {
         let from = End {
             dir: InodeId(op.parent),
-            key: EntryKey::of(&op.name),
+            key: EntryKey::of(&op.name).kept(),
         };
         let to = End {
             dir: InodeId(op.new_parent),
-            key: EntryKey::of(&op.new_name),
+            key: EntryKey::of(&op.new_name).kept(),
         };
         for end in [&from, &to] {
             Self::need_ordinary(end.dir)?;
@@ -138,7 +138,7 @@ impl Core {
         reply.entries_leased = self.leases.give_entries(to.dir, attempt.session)
             && self.leases.give_entries(from.dir, attempt.session);
         let with = self.reply_with(attempt, moved.ino());
-        Reply {
+        let reply = Reply {
             inode: with.inode,
             attributes_leased: with.attributes_leased,
             ..reply
@@ -228,8 +228,8 @@ impl Core {
         let inodes = u64::try_from(inodes).unwrap_or(0);
         let shared: BTreeSet<InodeId> = self.up_from(from).collect();
         for at in self.up_from(to).take_while(|at| !shared.contains(at)) {
-            let inode = &self.cache.inodes[&at].inode;
-            if inode.quota_bytes != 0 || inode.quota_inodes != 0 {
+            let limits = self.cache.inodes[&at].inode.rare();
+            if limits.quota_bytes != 0 || limits.quota_inodes != 0 {
                 self.need_quota(at, bytes, inodes)?;
             }
         }

@@ -98,7 +98,7 @@ impl Core {
     /// Starts to cut the copies of the chunk that holds the inode's pending trim; true when there
     /// is one. The trim carries a new lease id, which the writer (if any) goes on with.
     pub(crate) fn start_trim(&mut self, ino: InodeId) -> Result<bool, Stop> {
-        let Some(at) = self.cache.inodes[&ino].inode.pending_trim else {
+        let Some(at) = self.cache.inodes[&ino].inode.rare().pending_trim else {
             return Ok(false);
         };
         let index = super::create::chunk_index(at)?;
@@ -136,7 +136,7 @@ impl Core {
         self.leases.of_mut(ino).trimming = false;
         let mut attempt = Attempt::of_session(hither_proto::ids::SessionId(0));
         if let Some(slot) = self.cache.inodes.get_mut(&ino) {
-            slot.inode.pending_trim = None;
+            slot.inode.rare_mut().pending_trim = None;
             self.touch(&mut attempt, Object::Inode(ino));
         }
         for (attempt, reply, number) in self.trim_answers.remove(&ino).unwrap_or_default() {
