@@ -163,7 +163,7 @@ impl Client {
         let reply = inner.ask_name(dir, &name, Op::Create(request), how).await?;
         let inode = reply.inode.clone().ok_or(Errno::EIO)?;
         let ino = InodeId(inode.ino);
-        inner.cache.outdate(dir);
+        inner.take_parents(sent, &reply, dir, dir);
         inner
             .cache
             .put_made(sent, dir, &name, Target::of(&inode), reply.entries_leased);
@@ -208,8 +208,9 @@ impl Client {
             caller,
             ..How::default()
         };
+        let sent = inner.cache.sent_at();
         let reply = inner.ask_name(dir, name, Op::Unlink(op), how).await?;
-        inner.cache.outdate(dir);
+        inner.take_parents(sent, &reply, dir, dir);
         inner.cache.set_entry(dir, name, None);
         inner.removed(InodeId(reply.other_ino), &reply).await;
         Ok(())
@@ -243,16 +244,19 @@ impl Client {
             caller,
             ..How::default()
         };
+        let sent = inner.cache.sent_at();
         let reply = inner.ask_name(from.0, from.1, Op::Rename(op), how).await?;
-        inner.cache.outdate(from.0);
-        inner.cache.outdate(to.0);
+        inner.take_parents(sent, &reply, from.0, to.0);
         let other = (reply.other_ino != 0).then_some(InodeId(reply.other_ino));
-        let Some(moved) = reply.inode.as_ref().map(Target::of) else {
+        let Some(inode) = &reply.inode else {
             // Two names of one inode: nothing happened.
             return Ok(());
         };
-        inner.cache.outdate(moved.ino);
+        let moved = Target::of(inode);
         inner.cache.set_entry(to.0, to.1, Some(moved));
+        inner
+            .cache
+            .put_changed(sent, inode, reply.attributes_leased, None);
         if flags & 2 != 0 {
             match replaced.filter(|replaced| Some(replaced.ino) == other) {
                 Some(replaced) => inner.cache.set_entry(from.0, from.1, Some(replaced)),
@@ -296,11 +300,11 @@ impl Client {
             ..How::default()
         };
         let reply = inner.ask_name(dir, name, Op::Link(op), how).await?;
+        inner.take_parents(sent, &reply, dir, dir);
         let kind = reply
             .inode
             .as_ref()
             .map_or(0, |inode| Target::of(inode).kind);
-        inner.cache.outdate(dir);
         inner
             .cache
             .put_made(sent, dir, name, Target { ino, kind }, reply.entries_leased);
@@ -559,6 +563,25 @@ impl Inner {
         self.cache
             .put_changed(sent, &inode, reply.attributes_leased, None);
         Ok(self.shown(inode))
+    }
+
+    /// The directories whose entries a change of this mount has touched.
+    fn take_parents(
+        &self,
+        sent: crate::cache::SentAt,
+        reply: &Reply,
+        dir: InodeId,
+        other: InodeId,
+    ) {
+        let told = [(dir, &reply.parent), (other, &reply.new_parent)];
+        for (ino, parent) in told.iter().take(1 + usize::from(other != dir)) {
+            match parent {
+                Some(inode) => self
+                    .cache
+                    .put_changed(sent, inode, reply.parents_leased, None),
+                None => self.cache.outdate(*ino),
+            }
+        }
     }
 
     /// The inode a name is believed to have, and whether a descriptor of it is open here.

@@ -43,7 +43,7 @@ impl Core {
         if let Some((lease, chunk)) = first_chunk {
             self.give_first_chunk(attempt, ino, lease, &chunk, &mut reply);
         }
-        Ok(reply)
+        Ok(self.with_parents(attempt, reply, dir, dir))
     }
 
     /// Lease and chunk for a file that is opened for writing. A name needs no chunkserver: without
@@ -186,10 +186,11 @@ impl Core {
         );
         self.change_directory(attempt, dir, 1, 0);
         let entries_leased = self.leases.give_entries(dir, attempt.session);
-        Ok(Reply {
+        let reply = Reply {
             entries_leased,
             ..self.reply_with(attempt, ino)
-        })
+        };
+        Ok(self.with_parents(attempt, reply, dir, dir))
     }
 
     /// Stores where the inode is, if that is not stored yet.

@@ -261,6 +261,30 @@ impl Core {
         }
     }
 
+    /// Adds the directories that an operation has changed entries of, so that their attributes
+    /// need not be asked for after every one.
+    pub(crate) fn with_parents(
+        &mut self,
+        attempt: &Attempt,
+        reply: Reply,
+        dir: InodeId,
+        other: InodeId,
+    ) -> Reply {
+        let mut leased = self.leases.give_attributes(dir, attempt.session);
+        let new_parent = if other == dir {
+            None
+        } else {
+            leased &= self.leases.give_attributes(other, attempt.session);
+            Some(self.attributes_of(other))
+        };
+        Reply {
+            parent: Some(self.attributes_of(dir)),
+            new_parent,
+            parents_leased: leased,
+            ..reply
+        }
+    }
+
     /// Stops for recalls if there are any.
     pub(crate) fn need_recalls(wanted: Vec<Wanted>) -> Result<(), Stop> {
         if wanted.is_empty() {

@@ -51,7 +51,8 @@ impl Core {
             entries_leased,
             other_ino: ino.0,
             ..Reply::default()
-        })
+        };
+        Ok(self.with_parents(attempt, reply, dir, dir))
     }
 
     /// Checks that the inode behind a name may lose it, and loads what that takes.

@@ -142,7 +142,8 @@ impl Core {
             inode: with.inode,
             attributes_leased: with.attributes_leased,
             ..reply
-        }
+        };
+        self.with_parents(attempt, reply, from.dir, to.dir)
     }
 
     /// Puts a moved entry at its new place and its statistics with it.
@@ -202,11 +203,11 @@ impl Core {
         self.place(attempt, there, to.dir, from);
         self.change_directory(attempt, from.dir, 0, b - a);
         self.change_directory(attempt, to.dir, 0, a - b);
-        let with = self.reply_with(attempt, moved.ino());
-        Ok(Reply {
+        let reply = Reply {
             other_ino: there.ino().0,
-            ..with
-        })
+            ..self.reply_with(attempt, moved.ino())
+        };
+        Ok(self.with_parents(attempt, reply, from.dir, to.dir))
     }
 
     /// A directory must not become its own descendant.

@@ -106,6 +106,34 @@ fn a_listing_of_names_has_types_and_gives_no_lease_on_inodes() {
 }
 
 #[test]
+fn a_change_of_entries_tells_the_directories_as_it_leaves_them() {
+    let mut world = World::new();
+    let s = world.session("a");
+    let (one, two) = (
+        world.create(s, ROOT.0, "one", DIR),
+        world.create(s, ROOT.0, "two", DIR),
+    );
+    let ops = [
+        create(one, "x", FILE),
+        rename(one, "x", two, "y", 0),
+        create(one, "x", FILE),
+        rename(one, "x", two, "y", 2),
+        rename(two, "y", two, "z", 0),
+        unlink(two, "z", false),
+    ];
+    for (step, op) in ops.into_iter().enumerate() {
+        let reply = world.ask(s, op).unwrap();
+        assert!(reply.parents_leased, "step {step}");
+        let told = [reply.parent, reply.new_parent].into_iter().flatten();
+        for (n, told) in told.enumerate() {
+            let now = world.ask(s, getattr(told.ino)).unwrap().inode.unwrap();
+            assert_eq!(told, now, "step {step}, directory {n}");
+        }
+    }
+    assert_eq!(world.names(s, one), set(&["x"]));
+}
+
+#[test]
 fn the_store_alone_holds_everything_after_a_commit() {
     let mut world = World::new();
     let s = world.session("a");
