@@ -12,11 +12,11 @@ use hither_managerlink::ManagerLink;
 use hither_net::Identity;
 use hither_proto::common::Role;
 use hither_proto::fragment::Fragment;
-use hither_proto::ids::{Epoch, GroupId, InodeId, MapVersion, NameHash, RankId};
-use hither_proto::meta::{Reply, request::Op};
+use hither_proto::ids::{Epoch, GroupId, InodeId, LeaseId, MapVersion, NameHash, RankId};
+use hither_proto::meta::{GiveBack, Reply, UnusedLease, request::Op};
 use hither_proto::status::{Errno, Status};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
@@ -401,7 +401,10 @@ impl Inner {
     /// Keeps the number of files whose leases are held without need within bounds.
     async fn forget_idle_files(self: &Arc<Self>) {
         let surplus = self.files.lock().len().saturating_sub(IDLE_FILES_MAX);
-        let mut left = surplus;
+        let mut left = surplus.saturating_sub(self.forget_unused_files(surplus).await);
+        if left == 0 {
+            return;
+        }
         for file in self.all_files() {
             if left == 0 {
                 return;
@@ -425,6 +428,77 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// Gives back, many at a time, leases under which nothing was done: those of files that were
+    /// made, closed and left alone. How many files were forgotten.
+    async fn forget_unused_files(&self, most: usize) -> usize {
+        let mut forgotten = 0;
+        for files in self.all_files()[..].chunks(GIVEN_BACK_AT_A_TIME) {
+            let room = most - forgotten;
+            if room == 0 {
+                break;
+            }
+            let mut by_rank: BTreeMap<RankId, GiveBack> = BTreeMap::new();
+            // Nobody asks for a lease on them before the server has answered.
+            let mut guards = Vec::new();
+            let mut given = Vec::new();
+            for file in files {
+                if guards.len() == room {
+                    break;
+                }
+                let Some((lease, guard)) = give_up_unused(file) else {
+                    continue;
+                };
+                guards.push(guard);
+                given.push(file.ino);
+                let rank = self.rank_of_inode(file.ino);
+                by_rank.entry(rank).or_default().leases.push(UnusedLease {
+                    ino: file.ino.0,
+                    lease: lease.0,
+                });
+            }
+            for (rank, op) in by_rank {
+                let asked = self.ask_rank(rank, Op::GiveBack(op), How::default()).await;
+                if let Err(error) = asked {
+                    // The server goes on holding them for us, and takes them back by a recall.
+                    tracing::debug!(%error, "leases could not be given back");
+                }
+            }
+            forgotten += given.len();
+            drop(guards);
+            let mut known = self.files.lock();
+            for ino in given {
+                let idle = known.get(&ino).is_some_and(|file| {
+                    file.handles.lock().open == 0
+                        && file.lease() == Lease::None
+                        && Arc::strong_count(file) <= 2
+                });
+                if idle {
+                    known.remove(&ino);
+                }
+            }
+        }
+        forgotten
+    }
+}
+
+/// Takes the lease away from a file without descriptors if nothing was done under it; until the
+/// guard is dropped nobody asks for another.
+fn give_up_unused(file: &Arc<File>) -> Option<(LeaseId, OwnedMutexGuard<()>)> {
+    let guard = Arc::clone(&file.acquiring).try_lock_owned().ok()?;
+    let _alone = file.gate.try_write().ok()?;
+    let handles = file.handles.lock();
+    if handles.open > 0 {
+        return None;
+    }
+    let mut data = file.data.lock();
+    let lease = data.unused_lease()?;
+    data.drop_lease(Lease::None);
+    Some((lease, guard))
+}
+
+/// Leases given back in one request.
+const GIVEN_BACK_AT_A_TIME: usize = 4096;
 /// Hops from rank to rank before a request fails.
 const HOPS_MAX: usize = 8;
 /// Time to fetch a newer map, and the pause between attempts.

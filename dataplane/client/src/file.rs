@@ -63,6 +63,8 @@ pub(crate) struct Data {
     /// Raised whenever what was read before may be outdated.
     pub(crate) generation: u64,
     pub(crate) flusher_runs: bool,
+    /// Something was sent to a chunkserver under the lease, whatever became of it.
+    pub(crate) sent: bool,
 }
 
 /// A file this mount has something of.
@@ -73,7 +75,7 @@ pub(crate) struct File {
     /// Writers hold it shared while they put data in; a recall holds it alone for its last step.
     pub(crate) gate: tokio::sync::RwLock<()>,
     /// One request for a lease at a time.
-    pub(crate) acquiring: tokio::sync::Mutex<()>,
+    pub(crate) acquiring: Arc<tokio::sync::Mutex<()>>,
     /// One flusher at a time.
     pub(crate) flushing: tokio::sync::Mutex<()>,
     pub(crate) handles: Mutex<Handles>,
@@ -114,7 +116,7 @@ impl File {
             ino,
             data: Mutex::default(),
             gate: tokio::sync::RwLock::new(()),
-            acquiring: tokio::sync::Mutex::new(()),
+            acquiring: Arc::default(),
             flushing: tokio::sync::Mutex::new(()),
             handles: Mutex::default(),
         })
@@ -148,6 +150,7 @@ impl File {
             data.refs.clear();
             data.chains.clear();
             data.generation += 1;
+            data.sent = false;
         }
         for chunk in &reply.chunks {
             data.refs.insert(chunk.index, *chunk);
@@ -205,6 +208,11 @@ impl File {
         }
     }
 
+    /// The exclusive lease, if nothing was done under it.
+    pub(crate) fn unused_lease(&self) -> Option<LeaseId> {
+        self.data.lock().unused_lease()
+    }
+
     /// The error kept for the next fsync or close, once.
     pub(crate) fn take_error(&self) -> Result<(), FsError> {
         self.data.lock().error.take().map_or(Ok(()), Err)
@@ -248,6 +256,21 @@ impl Data {
             epochs,
             ..WriteReport::default()
         }
+    }
+
+    /// The exclusive lease, if nothing was done under it.
+    pub(crate) fn unused_lease(&self) -> Option<LeaseId> {
+        let Lease::Exclusive(lease) = self.lease else {
+            return None;
+        };
+        let used = self.sent
+            || self.unreported_size
+            || self.error.is_some()
+            || !self.dirty.is_empty()
+            || !self.in_flight.is_empty()
+            || !self.unsynced.is_empty()
+            || !self.unreported.is_empty();
+        (!used).then_some(lease)
     }
 
     /// The lease is gone, and with it everything known under it.

@@ -196,12 +196,15 @@ impl Client {
     ) -> Result<(), FsError> {
         let inner = &self.inner;
         let (expect_ino, held_open) = inner.expected(dir, name);
+        let file = inner.known_file(InodeId(expect_ino));
+        let unused = file.and_then(|file| file.unused_lease());
         let op = Unlink {
             parent: dir.0,
             name: name.clone(),
             directory,
             expect_ino,
             held_open,
+            unused_lease: unused.map_or(0, |lease| lease.0),
         };
         let how = How {
             changes: true,
@@ -389,12 +392,13 @@ impl Client {
     ) -> Result<Arc<OpenFile>, FsError> {
         let inner = &self.inner;
         let file = inner.file(ino);
-        let informed = inner.cache.is_leased(ino) || file.lease() != Lease::None;
         let told = {
             let mut handles = file.handles.lock();
             handles.open += 1;
             handles.told
         };
+        // Looked at only now: leases of files without descriptors are given back at any time.
+        let informed = inner.cache.is_leased(ino) || file.lease() != Lease::None;
         if !informed && !told {
             let sent = inner.cache.sent_at();
             let hint = inner.cache.hint(ino);
@@ -606,6 +610,13 @@ impl Inner {
             None => false,
         };
         if open {
+            return;
+        }
+        if reply.gone {
+            match file {
+                Some(file) => self.drop_file(&file),
+                None => self.cache.remove(ino),
+            }
             return;
         }
         if reply.orphaned {

@@ -275,10 +275,11 @@ impl Inner {
         let mut links = Vec::new();
         loop {
             let (chunk, lease, floor) = {
-                let data = file.data.lock();
+                let mut data = file.data.lock();
                 let Lease::Exclusive(lease) = data.lease else {
                     return Err(FsError::of_status(Status::STALE_LEASE, "the lease is lost"));
                 };
+                data.sent = true;
                 let chunk = *data.refs.get(&index).ok_or(Errno::EIO)?;
                 write.chain_number = data.chains.get(&index).copied().unwrap_or(1);
                 (

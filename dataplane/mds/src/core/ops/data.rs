@@ -1,7 +1,9 @@
 //! File data: leases, chunk references, reports of writers.
 
 use hither_proto::ids::{CHUNK_SIZE, ChunkIndex, Epoch, GroupId, InodeId, LeaseId, SessionId};
-use hither_proto::meta::{Acquire, AllocChunks, ChunkRefs, PunchHole, Reply, WriteReport};
+use hither_proto::meta::{
+    Acquire, AllocChunks, ChunkRefs, GiveBack, PunchHole, Reply, WriteReport,
+};
 use hither_proto::status::{Errno, Status};
 use hither_proto::stored::ChunkRef;
 
@@ -280,6 +282,38 @@ impl Core {
         self.free_chunks(ino, &reserved);
         self.wake(&Blocker::Inode(ino));
         self.leases.prune(ino);
+    }
+
+    /// Ends exclusive leases nobody has used. Their reserved chunks exist nowhere: nothing has to
+    /// be freed. A lease that is not (or no longer) held is passed over.
+    pub(crate) fn give_back(&mut self, session: SessionId, op: &GiveBack) -> Reply {
+        for unused in &op.leases {
+            let ino = InodeId(unused.ino);
+            if self.drop_unused(session, ino, LeaseId(unused.lease)) {
+                self.leases.of_mut(ino).data = Data::None;
+                self.wake(&Blocker::Inode(ino));
+                self.leases.prune(ino);
+            }
+        }
+        Reply::default()
+    }
+
+    /// Forgets what was reserved under a lease that was not used; whether the session holds it.
+    pub(crate) fn drop_unused(&mut self, session: SessionId, ino: InodeId, lease: LeaseId) -> bool {
+        let held = self
+            .leases
+            .of(ino)
+            .is_some_and(|leases| match &leases.data {
+                // The answer to a recall under way ends it.
+                Data::Exclusive(held) => {
+                    held.session == session && held.lease == lease && leases.recalling == 0
+                }
+                Data::None | Data::Shared(_) => false,
+            });
+        if held && let Data::Exclusive(held) = &mut self.leases.of_mut(ino).data {
+            held.reserved = Vec::new();
+        }
+        held
     }
 
     pub(crate) fn punch_hole(&mut self, attempt: &mut Attempt, op: &PunchHole) -> Outcome {

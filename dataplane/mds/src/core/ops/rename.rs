@@ -129,6 +129,7 @@ impl Core {
         if let Some(removal) = removal {
             reply.other_ino = removal.target.ino().0;
             reply.orphaned = self.remove_name(attempt, to.dir, to.key.clone(), removal);
+            reply.gone = !self.cache.inodes.contains_key(&removal.target.ino());
         }
         let subdirs = i64::from(is_dir(self.cache.inodes[&moved.ino()].inode.mode));
         self.put_entry(attempt, from.dir, from.key.clone(), None);
