@@ -212,11 +212,12 @@ impl Inner {
         };
         loop {
             let (chunk, lease, floor) = {
-                let data = file.data.lock();
+                let mut data = file.data.lock();
                 let (Lease::Exclusive(lease), true) = (data.lease, data.tenure == frame.tenure)
                 else {
                     return Err(lease_gone());
                 };
+                data.sent = true;
                 let chunk = *data.refs.get(&index).ok_or(Errno::EIO)?;
                 write.chain_number = data.chains.get(&index).copied().unwrap_or(1);
                 write.may_create = data.young.contains(&index);

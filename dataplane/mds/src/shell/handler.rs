@@ -1,7 +1,8 @@
-//! The receiving side: decodes on the connection's task, hands over to the core's thread.
+//! The receiving side: decodes on the connection's task and puts into the core's inbox. Both are on
+//! the rank's thread.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use hither_net::{Connection, Handler, NetError, Responder};
 use hither_proto::ids::SessionId;
@@ -10,7 +11,7 @@ use hither_proto::meta::{Reclaim, Request, SessionClose, SessionEvict, SessionOp
 use hither_proto::status::Status;
 use parking_lot::Mutex;
 use prost::Message;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::core::Event;
 
@@ -88,12 +89,12 @@ impl Sessions {
 
 /// Serves the connections of clients.
 pub(crate) struct Front {
-    events: mpsc::Sender<Incoming>,
+    events: mpsc::UnboundedSender<Incoming>,
     sessions: Arc<Sessions>,
 }
 
 impl Front {
-    pub(crate) fn new(events: mpsc::Sender<Incoming>, sessions: Arc<Sessions>) -> Self {
+    pub(crate) fn new(events: mpsc::UnboundedSender<Incoming>, sessions: Arc<Sessions>) -> Self {
         Self { events, sessions }
     }
 
@@ -130,7 +131,7 @@ impl Handler for Front {
     ) {
         match self.read(connection, &incoming) {
             Ok(ask) => {
-                if let Err(mpsc::SendError(Incoming::Ask(_, responder))) =
+                if let Err(mpsc::error::SendError(Incoming::Ask(_, responder))) =
                     self.events.send(Incoming::Ask(ask, responder))
                 {
                     responder.fail(Status::RETRY, "the rank has stopped");

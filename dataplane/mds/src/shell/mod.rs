@@ -15,7 +15,6 @@ mod thread;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -24,7 +23,7 @@ use hither_metastore::MetaStore;
 use hither_net::{Identity, Listener, NoHandler, Pool};
 use hither_proto::common::Role;
 use hither_proto::ids::{Epoch, RankId};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 
 use crate::core::{Core, Event, Options};
@@ -82,7 +81,7 @@ pub enum RankError {
 #[derive(Debug)]
 pub struct RankServer {
     listener: Listener,
-    events: mpsc::Sender<Incoming>,
+    events: mpsc::UnboundedSender<Incoming>,
     epoch: Epoch,
     stopped: Arc<Notify>,
     /// Gives the rank up at the end.
@@ -121,7 +120,7 @@ pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,
     pub(crate) map: watch::Receiver<Arc<ClusterView>>,
     pub(crate) pool: Pool,
-    pub(crate) events: mpsc::Sender<Incoming>,
+    pub(crate) events: mpsc::UnboundedSender<Incoming>,
     pub(crate) reaper_wake: Notify,
     pub(crate) rank: RankId,
     pub(crate) epoch: Epoch,
@@ -144,7 +143,7 @@ impl RankServer {
         map: watch::Receiver<Arc<ClusterView>>,
         unreachable: Box<dyn Fn(u64, u32, u64) + Send + Sync>,
     ) -> Result<Self, RankError> {
-        let (events, inbox) = mpsc::channel();
+        let (events, inbox) = mpsc::unbounded_channel();
         let mut background = Background::default();
         let (authority, clock) = take(&config, &store, &events, &mut background).await?;
         let epoch = authority.epoch;
@@ -176,13 +175,13 @@ impl RankServer {
             clock,
         );
         let handler = Arc::new(handler::Front::new(events.clone(), Arc::clone(&sessions)));
-        let listener = Listener::bind(&config.listen, identity, handler)
+        let listener = runner
+            .spawn(inbox, config.listen.clone(), identity, handler)
             .await
-            .map_err(|e| RankError::Listen {
+            .map_err(|reason| RankError::Listen {
                 address: config.listen.clone(),
-                reason: e.to_string(),
+                reason,
             })?;
-        runner.spawn(inbox);
         background.spawn(groups::follow(Arc::clone(&shared)));
         background.spawn(reaper::run(Arc::clone(&shared)));
         // What a predecessor left to be freed.
@@ -232,7 +231,7 @@ impl RankServer {
 async fn take<S: MetaStore>(
     config: &RankConfig,
     store: &Arc<S>,
-    events: &mpsc::Sender<Incoming>,
+    events: &mpsc::UnboundedSender<Incoming>,
     background: &mut Background,
 ) -> Result<(Authority, LeaseClock), RankError> {
     let Some(holder) = &config.holder else {

@@ -1,23 +1,26 @@
 //! The core's thread: events in, effects carried out or started.
+//!
+//! The rank's connections are read on this thread as well: a request is carried out and answered
+//! where it arrives, and no other thread is woken for it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hither_metastore::MetaStore;
-use hither_net::{NetError, Responder};
+use hither_net::{Identity, Listener, NetError, Responder};
 use hither_proto::common::{Empty, Failure};
 use hither_proto::ids::SessionId;
 use hither_proto::kind::Kind;
 use hither_proto::meta::{Recall, RecallReply, Safe, SessionList, StatusReply};
 use hither_proto::status::Status;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::handler::{Ask, Incoming, Sessions};
+use super::handler::{Ask, Front, Incoming, Sessions};
 use super::hold::LeaseClock;
 use super::serving::ServingClock;
 use super::{Shared, chunks, store};
@@ -70,30 +73,61 @@ impl<S: MetaStore> Runner<S> {
         }
     }
 
-    /// Runs the core until it is stopped.
-    pub(crate) fn spawn(mut self, inbox: mpsc::Receiver<Incoming>) {
+    /// Starts the thread, which listens at `address` and runs the core until it is stopped. Why
+    /// it cannot listen, if so.
+    pub(crate) async fn spawn(
+        mut self,
+        mut inbox: mpsc::UnboundedReceiver<Incoming>,
+        address: String,
+        identity: Identity,
+        handler: Arc<Front>,
+    ) -> Result<Listener, String> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| error.to_string())?;
+        let (tell, listening) = oneshot::channel();
         let name = format!("mds-{}", self.shared.rank);
-        let spawned = std::thread::Builder::new()
-            .name(name)
-            .spawn(move || self.run(&inbox));
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            runtime.block_on(async {
+                match Listener::bind(&address, identity, handler).await {
+                    Ok(listener) => {
+                        // Whoever started the rank may have gone; then it is stopped at once.
+                        let _ = tell.send(Ok(listener));
+                        self.run(&mut inbox).await;
+                    }
+                    Err(error) => drop(tell.send(Err(error.to_string()))),
+                }
+            });
+        });
         // Without a thread there is no server: as fatal as running out of memory.
         drop(spawned.expect("the system gives the rank a thread"));
+        listening
+            .await
+            .unwrap_or_else(|_| Err("the rank's thread has ended".into()))
     }
 
-    fn run(&mut self, inbox: &mpsc::Receiver<Incoming>) {
+    async fn run(&mut self, inbox: &mut mpsc::UnboundedReceiver<Incoming>) {
         self.handle(Event::Tick);
+        let sleep = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(sleep);
         while self.running {
-            let wait = match self.wake_at {
-                Some(at) => at.saturating_sub(self.now()).min(TICK),
-                None => TICK,
-            };
-            match inbox.recv_timeout(wait) {
-                Ok(incoming) => self.take(incoming),
-                Err(mpsc::RecvTimeoutError::Timeout) => {
+            let due = self.started + self.wake_at.map_or(self.now() + TICK, |at| at);
+            let due = due.min(Instant::now() + TICK);
+            // Setting a timer costs more than being woken a little early.
+            if due < sleep.deadline() || sleep.is_elapsed() {
+                sleep.as_mut().reset(due);
+            }
+            tokio::select! {
+                biased;
+                incoming = inbox.recv() => match incoming {
+                    Some(incoming) => self.take_all(incoming, inbox),
+                    None => return,
+                },
+                () = &mut sleep => {
                     self.wake_at = None;
                     self.handle(Event::Tick);
                 }
-                Err(mpsc::RecvTimeoutError::Disconnected) => return,
             }
             if self.ending.is_some() && self.core.is_settled() {
                 self.running = false;
@@ -103,6 +137,16 @@ impl<S: MetaStore> Runner<S> {
         if let Some(ending) = self.ending.take() {
             // Whoever asked may have gone; the rank stops all the same.
             let _ = ending.send(());
+        }
+    }
+
+    /// Takes what has arrived; what arrives meanwhile on the rank's connections waits its turn.
+    fn take_all(&mut self, first: Incoming, inbox: &mut mpsc::UnboundedReceiver<Incoming>) {
+        self.take(first);
+        while self.running
+            && let Ok(more) = inbox.try_recv()
+        {
+            self.take(more);
         }
     }
 

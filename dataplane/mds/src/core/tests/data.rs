@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use hither_proto::ids::{CHUNK_SIZE, ROOT, SessionId};
 use hither_proto::meta::{
-    Acquire, AllocChunks, Create, RecallReply, Setattr, WriteReport, request::Op,
+    Acquire, AllocChunks, Create, GiveBack, RecallReply, Setattr, Unlink, UnusedLease, WriteReport,
+    request::Op,
 };
 use hither_proto::status::{Errno, Status};
 use hither_proto::stored::ChunkRef;
@@ -303,4 +304,42 @@ fn bad_requests_are_refused_by_name() {
         ..Setattr::default()
     };
     assert_eq!(world.ask(a, Op::Setattr(huge)), Err(Errno::EFBIG.into()));
+}
+
+#[test]
+fn a_lease_nobody_used_goes_without_a_trace() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, _) = open_new(&mut world, a, "one");
+    let (other, other_lease, _) = open_new(&mut world, a, "two");
+    let give_back = |lease| {
+        Op::GiveBack(GiveBack {
+            leases: vec![UnusedLease { ino, lease }],
+        })
+    };
+    world.ask(b, give_back(lease)).unwrap();
+    world.ask(a, give_back(other_lease)).unwrap();
+    assert!(
+        world.holds_exclusive(a, ino),
+        "neither of them is its lease"
+    );
+    world.ask(a, give_back(lease)).unwrap();
+    assert!(!world.holds_exclusive(a, ino));
+
+    let Op::Unlink(unlink) = unlink(ROOT.0, "two", false) else {
+        unreachable!()
+    };
+    let reply = world.ask(
+        a,
+        Op::Unlink(Unlink {
+            expect_ino: other,
+            unused_lease: other_lease,
+            ..unlink
+        }),
+    );
+    assert!(reply.unwrap().gone);
+    world.settle();
+    let to_free = world.store.keys().filter(|key| key.starts_with(b"q/"));
+    assert_eq!(to_free.count(), 0, "what was reserved exists nowhere");
+    assert!(world.recalls.is_empty());
 }

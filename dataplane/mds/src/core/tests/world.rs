@@ -415,6 +415,20 @@ impl World {
         reply.inode.map(|inode| inode.ino)
     }
 
+    /// Whether the session may write the file.
+    pub(super) fn holds_exclusive(&self, session: SessionId, ino: u64) -> bool {
+        let leases = self.core.leases.of(InodeId(ino));
+        leases.is_some_and(|leases| {
+            matches!(&leases.data, crate::core::lease::Data::Exclusive(held) if held.session == session)
+        })
+    }
+
+    /// Whether the session is told of changes of the inode's attributes.
+    pub(super) fn leases_attributes(&self, session: SessionId, ino: u64) -> bool {
+        let leases = self.core.leases.of(InodeId(ino));
+        leases.is_some_and(|leases| leases.attributes.contains(&session))
+    }
+
     pub(super) fn names(&mut self, session: SessionId, dir: u64) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
         let mut page = Readdir {
