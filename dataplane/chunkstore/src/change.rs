@@ -423,14 +423,14 @@ impl Core {
         Ok(())
     }
 
-    /// Frees chunks, durably. Absent ones count as done, and are refused later too.
+    /// Frees chunks, durably. Absent ones count as done, and are refused later too. May use what
+    /// the log keeps for such records: this is how a full disk gets room again.
     pub(crate) fn delete(&self, chunks: &[ChunkId]) -> Result<(), Error> {
         let mut freed = Vec::with_capacity(chunks.len());
         for chunk in chunks {
             let live = self.lives.get(*chunk);
             let lsn = self.with_room(&live, |core, state| {
                 core.check()?;
-                core.check_log_room()?;
                 core.delete_locked(&live, state)
             })?;
             freed.push((lsn, *chunk));
@@ -438,11 +438,14 @@ impl Core {
         if let Some((last, _)) = freed.last() {
             self.flush_log(*last)?;
         }
-        for (lsn, chunk) in freed {
+        let removed = freed.into_iter().map(|(lsn, chunk)| {
             self.unlink(chunk)?;
             self.holds.lock().remove(lsn, Reason::Delete, chunk);
-        }
-        Ok(())
+            Ok(())
+        });
+        // One that cannot be removed now, which a later pass does, keeps no other.
+        let outcomes: Vec<Result<(), Error>> = removed.collect();
+        outcomes.into_iter().collect()
     }
 
     fn delete_locked(&self, live: &Live, state: &mut ChunkState) -> Result<Lsn, Stop> {
@@ -479,14 +482,6 @@ impl Core {
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(self.io("remove a copy", &error)),
-        }
-    }
-
-    /// Makes room in the log before a change that must not wait for it.
-    pub(crate) fn tidy_if_full(&self) -> Result<(), Error> {
-        match self.check_log_room() {
-            Ok(()) => Ok(()),
-            Err(_) => self.tidy(),
         }
     }
 }

@@ -107,8 +107,7 @@ impl Disk {
     /// # Errors
     /// `DiskFailed` when the file system does not answer.
     pub fn space(&self) -> Result<Space, Error> {
-        let space = self.core.medium.probe.space();
-        space.map_err(|error| self.core.io("look for free space", &error))
+        self.core.space()
     }
 
     /// Whether the disk is below its floor and takes no new chunk.

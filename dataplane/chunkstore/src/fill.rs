@@ -60,7 +60,7 @@ impl Core {
                 }
                 return Ok(());
             }
-            core.check_floor()?;
+            core.check_floor(How::Blocking)?;
             if entry.group != group {
                 return Err(Error::WrongGroup {
                     chunk,
@@ -123,6 +123,7 @@ impl Core {
             for gap in state.written.gaps(&(offset..end)) {
                 let payload = bytes.slice(within(&gap, offset));
                 let checksums = piece_checksums(gap.start, &payload);
+                core.check_growth(How::Blocking, &live, state, &entry, &gap)?;
                 entry.length = entry.length.max(gap.start + len32(&payload));
                 entry.touched = entry.touched.with(crate::entry::Regions::of(&gap));
                 core.put(

@@ -36,6 +36,7 @@ mod ranges;
 mod read;
 mod record;
 mod recover;
+mod room;
 mod scrub;
 mod settle;
 mod store;
