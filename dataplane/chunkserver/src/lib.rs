@@ -15,6 +15,7 @@ mod beat;
 mod chain;
 mod config;
 mod counters;
+mod doubts;
 mod error;
 mod fetch;
 mod fill;

@@ -22,6 +22,7 @@ use crate::admit::Admission;
 use crate::beat::{self, Description};
 use crate::config::ChunkServerConfig;
 use crate::counters::{Counters, Counts, RecentWrite};
+use crate::doubts::Doubts;
 use crate::error::StartError;
 use crate::fills::{FillProgress, Fills};
 use crate::gate::Gates;
@@ -47,6 +48,7 @@ pub(crate) struct Inner {
     pub(crate) admission: Arc<Admission>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) fills: Fills,
+    pub(crate) doubts: Doubts,
     pub(crate) counts: Counts,
     pub(crate) labels: RwLock<Vec<String>>,
     /// Something to tell the manager at once.
@@ -408,6 +410,7 @@ fn inner(
         )),
         sessions: Arc::default(),
         fills: Fills::new(config.fill_bytes_per_second),
+        doubts: Doubts::default(),
         counts: Counts::default(),
         labels: RwLock::new(config.labels.clone()),
         beat_now: Notify::new(),

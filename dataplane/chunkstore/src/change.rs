@@ -6,7 +6,7 @@ use hither_proto::checksum::{crc32c, piece_checksums};
 use hither_proto::ids::{ChainNumber, ChunkId, Epoch, GroupId, InodeId, LeaseId, SessionId};
 
 use crate::core::{BAD_CHECKSUM, Core, How, Stop};
-use crate::entry::{Entry, EntryFlags, OpenMark, Regions};
+use crate::entry::{Entry, EntryFlags, OpenMark};
 use crate::error::Error;
 use crate::geometry::{
     BLOCK, BLOCK_LEN, BLOCKS_MAX, CHUNK_BYTES, ZERO_CHECKSUM, blocks_of, bytes_of, len32,
@@ -150,7 +150,11 @@ impl Core {
         if entry.open.is_none() {
             return Ok(touched);
         }
-        let end = entry.length.next_multiple_of(BLOCK);
+        // Others may have become longer by what this copy has not got.
+        let end = match entry.is_in_doubt() {
+            true => CHUNK_BYTES,
+            false => entry.length.next_multiple_of(BLOCK),
+        };
         for region in entry.touched.ranges() {
             let blocks = blocks_of(&(region.start.min(end)..region.end.min(end)));
             if blocks.is_empty() {
@@ -290,13 +294,16 @@ impl Core {
                 entry.flags = entry.flags.set(EntryFlags::PARTIAL, false);
                 state.written = crate::ranges::Ranges::default();
             }
+            if op.clear_open {
+                entry = entry.with_flag(EntryFlags::IN_DOUBT, false);
+            }
             core.record_state(How::Blocking, op.chunk, &mut entry)?;
             Ok(())
         })?;
         drop(one);
         self.flush_chunk(&live)?;
         if op.clear_open {
-            self.close(&[op.chunk], op.lease)?;
+            self.close_marks(&[op.chunk], op.lease)?;
         }
         Ok(())
     }
@@ -390,36 +397,6 @@ impl Core {
             entry,
             (offset, &whole, &checksums),
         )?;
-        Ok(())
-    }
-
-    /// Clears open marks of this lease or a lower one. What the copies have is made stable first.
-    pub(crate) fn close(&self, chunks: &[ChunkId], lease: LeaseId) -> Result<(), Error> {
-        for chunk in chunks {
-            let marked = |entry: &Entry| match entry.open {
-                Some(open) => open.lease <= lease,
-                // Sealed without having been written: what the seal remembers can go too.
-                None => entry.lease_before != LeaseId(0) && entry.lease <= lease,
-            };
-            if !self.entry(*chunk).as_ref().is_some_and(marked) {
-                continue;
-            }
-            let live = self.lives.get(*chunk);
-            self.flush_chunk(&live)?;
-            self.with_room(&live, |core, state| {
-                let Some(mut entry) = core.entry(*chunk).filter(marked) else {
-                    return Ok(());
-                };
-                if !state.dirty.is_empty() {
-                    return Ok(());
-                }
-                entry.open = None;
-                entry.touched = Regions::NONE;
-                entry.lease_before = LeaseId(0);
-                core.record_state(How::Blocking, *chunk, &mut entry)?;
-                Ok(())
-            })?;
-        }
         Ok(())
     }
 

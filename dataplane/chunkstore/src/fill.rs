@@ -92,6 +92,7 @@ impl Core {
             entry.flags = entry
                 .flags
                 .set(EntryFlags::PARTIAL, false)
+                .set(EntryFlags::IN_DOUBT, false)
                 .set(EntryFlags::ABSENT, true);
             state.written = crate::ranges::Ranges::default();
             core.record_state(How::Blocking, chunk, &mut entry)?;
@@ -177,7 +178,10 @@ impl Core {
                 entry.touched = crate::entry::Regions::NONE;
             }
             entry.verified = epoch;
-            entry = entry.with_flag(EntryFlags::PARTIAL, false);
+            entry.flags = entry
+                .flags
+                .set(EntryFlags::PARTIAL, false)
+                .set(EntryFlags::IN_DOUBT, false);
             state.written = crate::ranges::Ranges::default();
             core.record_state(How::Blocking, chunk, &mut entry)?;
             Ok(())
