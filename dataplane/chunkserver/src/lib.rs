@@ -25,6 +25,7 @@ mod handler;
 mod links;
 mod maintain;
 mod operation;
+mod probes;
 mod read;
 mod scrub;
 mod server;
