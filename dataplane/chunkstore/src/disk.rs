@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::fill::BaseCopy;
 use crate::identity::Identity;
 use crate::keeper;
+use crate::marks::Doubt;
 use crate::medium::Space;
 use crate::pool::Refused;
 use crate::read::ReadData;
@@ -107,8 +108,7 @@ impl Disk {
     /// # Errors
     /// `DiskFailed` when the file system does not answer.
     pub fn space(&self) -> Result<Space, Error> {
-        let space = self.core.medium.probe.space();
-        space.map_err(|error| self.core.io("look for free space", &error))
+        self.core.space()
     }
 
     /// Whether the disk is below its floor and takes no new chunk.
@@ -239,12 +239,23 @@ impl Disk {
         self.core.repair_block(chunk, block, bytes)
     }
 
-    /// Clears open marks of this lease or a lower one.
+    /// Clears open marks of this lease or a lower one; durable when this returns. Returns the
+    /// chunks whose mark stays, since their copies are in doubt and were not sealed.
+    ///
+    /// # Errors
+    /// `DiskFailed`, `NoSpace`.
+    pub fn close_marks(&self, chunks: &[ChunkId], lease: LeaseId) -> Result<Vec<ChunkId>, Error> {
+        self.core.close_marks(chunks, lease)
+    }
+
+    /// Notes that other members may have applied a write that this one has not, or the other way
+    /// round: the open mark of the copy, made if need be, ends only with a seal. Durable when this
+    /// returns, if the log has any room.
     ///
     /// # Errors
     /// `DiskFailed`.
-    pub fn close_marks(&self, chunks: &[ChunkId], lease: LeaseId) -> Result<(), Error> {
-        self.core.close(chunks, lease)
+    pub fn doubt(&self, doubt: &Doubt) -> Result<(), Error> {
+        self.core.doubt(doubt)
     }
 
     /// Frees chunks; durable when this returns. Their ids are refused from then on.

@@ -60,7 +60,7 @@ impl Core {
                 }
                 return Ok(());
             }
-            core.check_floor()?;
+            core.check_floor(How::Blocking)?;
             if entry.group != group {
                 return Err(Error::WrongGroup {
                     chunk,
@@ -92,6 +92,7 @@ impl Core {
             entry.flags = entry
                 .flags
                 .set(EntryFlags::PARTIAL, false)
+                .set(EntryFlags::IN_DOUBT, false)
                 .set(EntryFlags::ABSENT, true);
             state.written = crate::ranges::Ranges::default();
             core.record_state(How::Blocking, chunk, &mut entry)?;
@@ -123,6 +124,7 @@ impl Core {
             for gap in state.written.gaps(&(offset..end)) {
                 let payload = bytes.slice(within(&gap, offset));
                 let checksums = piece_checksums(gap.start, &payload);
+                core.check_growth(How::Blocking, &live, state, &entry, &gap)?;
                 entry.length = entry.length.max(gap.start + len32(&payload));
                 entry.touched = entry.touched.with(crate::entry::Regions::of(&gap));
                 core.put(
@@ -176,7 +178,10 @@ impl Core {
                 entry.touched = crate::entry::Regions::NONE;
             }
             entry.verified = epoch;
-            entry = entry.with_flag(EntryFlags::PARTIAL, false);
+            entry.flags = entry
+                .flags
+                .set(EntryFlags::PARTIAL, false)
+                .set(EntryFlags::IN_DOUBT, false);
             state.written = crate::ranges::Ranges::default();
             core.record_state(How::Blocking, chunk, &mut entry)?;
             Ok(())

@@ -5,7 +5,9 @@ use std::time::Duration;
 /// Settings that all disks of a server share.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// Free bytes below which a disk takes no new chunk. Default 1 GiB.
+    /// Free bytes below which a disk takes no new chunk and lets no copy become larger; below half
+    /// of them holes inside copies stay holes too. More than the log may have and what may wait in
+    /// memory, so that all of it can still move to its place. Default 1 GiB.
     pub floor_bytes: u64,
     /// Bytes of one log segment, a multiple of 4 KiB, at least 256 KiB; fixed when the disk is made.
     /// Default 32 MiB.
