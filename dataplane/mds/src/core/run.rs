@@ -474,6 +474,7 @@ impl Core {
             self.wake(&Blocker::Pause);
         }
         self.expire_sessions();
+        self.look_after_recalls();
         self.advance_recovery();
         let over = self
             .cache

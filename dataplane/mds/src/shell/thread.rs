@@ -275,6 +275,6 @@ fn waits_for_lock(request: &hither_proto::meta::Request) -> bool {
 
 /// Longest sleep of the thread: sessions are looked after at least this often.
 const TICK: Duration = Duration::from_millis(250);
-/// A recall waits for its answer as long as a session may live without renewal; then the
-/// session's own end takes over.
+/// Time a recall waits for its answer before it is sent again: a client may have to write what it
+/// holds to slow servers first.
 const RECALL_TIMEOUT: Duration = Duration::from_secs(60);
