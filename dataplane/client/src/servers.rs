@@ -10,13 +10,14 @@ use hither_labels::{
 };
 use hither_net::{Identity, NoHandler, Pool};
 use hither_proto::common::Empty;
-use hither_proto::ids::{ChunkserverId, GroupId};
+use hither_proto::ids::{ChunkserverId, Epoch, GroupId};
 use hither_proto::kind::Kind;
 use hither_proto::map::MemberState;
 use parking_lot::Mutex;
 use rand::RngExt as _;
 use tokio::time::Instant;
 
+use crate::chain::{Link, avoiding};
 use crate::config::ClientConfig;
 use crate::counters::Counters;
 
@@ -65,11 +66,22 @@ impl Latency {
 /// All chunkservers of one mount.
 pub(crate) struct Servers {
     pub(crate) pool: Pool,
+    identity: Identity,
     config: Arc<ClientConfig>,
     memory: Mutex<BTreeMap<ChunkserverId, Memory>>,
+    /// Links that failed a moment ago, by group; at most as many as groups in use.
+    broken: Mutex<BTreeMap<GroupId, Broken>>,
     counters: Arc<Counters>,
     /// Breaks ties of equally near servers; one number per mount.
     seed: u64,
+}
+
+/// Links of a group that did not work.
+#[derive(Debug)]
+struct Broken {
+    epoch: Epoch,
+    until: Instant,
+    links: Vec<Link>,
 }
 
 /// A member of a group, in the order of use.
@@ -102,9 +114,11 @@ impl Servers {
         counters: Arc<Counters>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            pool: Pool::new(identity, Arc::new(NoHandler)),
+            pool: Pool::new(identity.clone(), Arc::new(NoHandler)),
+            identity,
             config,
             memory: Mutex::default(),
+            broken: Mutex::default(),
             counters,
             seed: rand::rng().random(),
         })
@@ -122,7 +136,8 @@ impl Servers {
         self.candidates(map, &received, &order)
     }
 
-    /// The chain: in-sync members in write order, then those that are filling.
+    /// The chain: in-sync members in write order, then those that are filling; around links that
+    /// failed a moment ago.
     pub(crate) fn chain(&self, map: &ClusterView, group: GroupId) -> Vec<Candidate> {
         let received = self.received(map, map.in_sync(group).collect());
         let order = self.order(map, &received, false);
@@ -130,7 +145,42 @@ impl Servers {
         for id in map.members_in(group, MemberState::Filling) {
             chain.extend(self.candidate(map, id));
         }
-        chain
+        let broken = {
+            let mut broken = self.broken.lock();
+            let now = Instant::now();
+            broken.retain(|_, known| known.until > now);
+            let known = broken.get(&group);
+            let known = known.filter(|known| map.epoch(group) == Some(known.epoch));
+            known.map(|known| known.links.clone())
+        };
+        match broken {
+            Some(links) => avoiding(chain, &links),
+            None => chain,
+        }
+    }
+
+    /// A link did not work; all that are known of the group in this epoch.
+    pub(crate) fn note_broken(&self, group: GroupId, epoch: Epoch, link: Link) -> Vec<Link> {
+        let mut broken = self.broken.lock();
+        let known = broken.entry(group).or_insert_with(|| Broken {
+            epoch,
+            until: Instant::now(),
+            links: Vec::new(),
+        });
+        if known.epoch != epoch {
+            known.epoch = epoch;
+            known.links.clear();
+        }
+        known.until = Instant::now() + BROKEN_MEMORY;
+        if !known.links.contains(&link) {
+            known.links.push(link);
+        }
+        known.links.clone()
+    }
+
+    /// The group has moved on: its links are tried again.
+    pub(crate) fn forget_broken(&self, group: GroupId) {
+        self.broken.lock().remove(&group);
     }
 
     /// The list as a master would send it: own location first, then by distance, ties broken at
@@ -259,6 +309,13 @@ impl Servers {
         self.counters.add(|report| report.hedges += 1);
     }
 
+    /// The server cannot serve at the moment: it is asked last for a while.
+    pub(crate) fn sinks(&self, id: ChunkserverId) {
+        if self.config.failure_memory {
+            self.memory.lock().entry(id).or_default().spilled_until = Some(Instant::now() + SPILL);
+        }
+    }
+
     /// The server is overloaded: it loses its place for a while.
     pub(crate) fn spilled(&self, id: ChunkserverId) {
         if !self.config.failure_memory {
@@ -295,6 +352,23 @@ impl Servers {
     }
 }
 
+impl Servers {
+    /// Whether a server answers, over a connection of its own: what is under way on the others is
+    /// not disturbed.
+    async fn answers(&self, address: &str) -> bool {
+        let connected =
+            hither_net::connect(address, &self.identity, Arc::new(NoHandler), PROBE_TIMEOUT).await;
+        let Ok(connection) = connected else {
+            return false;
+        };
+        let pong = connection
+            .call(Kind::PING, &Empty {}, &[], PROBE_TIMEOUT)
+            .await;
+        connection.close();
+        pong.is_ok()
+    }
+}
+
 impl Memory {
     fn sinks(&self, now: Instant) -> bool {
         self.suspect.is_some() || self.spilled_until.is_some_and(|until| until > now)
@@ -318,12 +392,7 @@ async fn probe(servers: std::sync::Weak<Servers>, id: ChunkserverId, address: St
         if !suspected {
             return;
         }
-        servers.pool.drop_connection(&address);
-        let pong = servers
-            .pool
-            .call(&address, Kind::PING, &Empty {}, &[], PROBE_TIMEOUT)
-            .await;
-        if pong.is_ok() {
+        if servers.answers(&address).await {
             tracing::info!(%id, address, "chunkserver answers again");
             if let Some(memory) = servers.memory.lock().get_mut(&id) {
                 memory.suspect = None;
@@ -343,6 +412,8 @@ const HEDGE_FREE: f64 = 100.0;
 const HEDGE_MIN: Duration = Duration::from_millis(2);
 /// Time an overloaded server loses its place for.
 const SPILL: Duration = Duration::from_secs(1);
+/// How long a broken link is avoided.
+const BROKEN_MEMORY: Duration = Duration::from_secs(5);
 /// First and longest pause between probes of a suspect.
 const PROBE_FIRST: Duration = Duration::from_millis(200);
 const PROBE_LAST: Duration = Duration::from_secs(10);

@@ -5,11 +5,12 @@ use hither_proto::meta::{Acquire, AllocChunks, ChunkRefs, PunchHole, Reply, Writ
 use hither_proto::status::{Errno, Status};
 use hither_proto::stored::ChunkRef;
 
-use super::{Outcome, is_regular, refuse};
+use super::{Outcome, is_regular, refuse, seal_of};
 use crate::core::batch::Object;
 use crate::core::cache::LoadKey;
+use crate::core::event::SealChunk;
 use crate::core::lease::{Data, Exclusive};
-use crate::core::run::{Attempt, Blocker, Core, Stop};
+use crate::core::run::{Attempt, Blocker, Core, Stop, Work};
 
 /// References kept in the inode itself: those of the first pieces of the file.
 pub(crate) const INLINE_CHUNKS: u32 = 8;
@@ -206,10 +207,30 @@ impl Core {
         let ino = InodeId(op.ino);
         self.apply_report(attempt, op);
         let held = self.held_exclusive(attempt.session, ino, op.lease).is_ok();
-        if held && (op.release || op.downgrade) {
+        if held && op.release && !op.torn.is_empty() {
+            self.release_torn(ino, &op.torn);
+        } else if held && (op.release || op.downgrade) {
             self.release_exclusive(attempt.session, ino, op.downgrade);
         }
         Ok(self.reply_with(attempt, ino))
+    }
+
+    /// An exclusive lease ends although its holder's last writes did not reach all members: they
+    /// agree again before anybody gets a lease.
+    fn release_torn(&mut self, ino: InodeId, torn: &[ChunkRef]) {
+        let leases = self.leases.of_mut(ino);
+        let Data::Exclusive(held) = &mut leases.data else {
+            return;
+        };
+        let mut chunks: Vec<SealChunk> = held.reserved.iter().map(seal_of).collect();
+        for chunk in torn {
+            if !chunks.iter().any(|known| known.chunk.0 == chunk.chunk) {
+                chunks.push(seal_of(chunk));
+            }
+        }
+        leases.data = Data::None;
+        leases.sealing = true;
+        self.spawn(Work::Seal { ino, chunks });
     }
 
     /// Makes sure that everything a report changes is in memory, and that it may change it.

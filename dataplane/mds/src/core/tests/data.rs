@@ -228,6 +228,62 @@ fn a_lost_writer_is_fenced_and_sealed_before_a_reader_gets_in() {
     assert_eq!(world.result(read).unwrap().chunks[0].chunk, chunk.chunk);
 }
 
+/// A write that some members refused: nobody reads before all members agree.
+#[test]
+fn a_torn_chunk_is_sealed_when_its_writer_gives_the_lease_back() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world.hold_data = true;
+    let torn = WriteReport {
+        release: true,
+        torn: vec![chunk],
+        ..report(ino, lease, 3000, vec![chunk])
+    };
+    world.ask(a, Op::WriteReport(torn)).unwrap();
+    let read = world.send(b, acquire(ino, false));
+    world.settle();
+    assert_eq!(world.take(read), None);
+    let Some(Effect::Seal(_, seals)) = world.data_effects.front() else {
+        panic!("no seal")
+    };
+    assert_eq!((seals.len(), seals[0].chunk.0), (1, chunk.chunk));
+    assert!(seals[0].lease.0 > lease);
+    let event = world.data_next().unwrap();
+    world.event(event);
+    world.settle();
+    assert_eq!(world.result(read).unwrap().chunks[0].chunk, chunk.chunk);
+    assert_eq!(freed(&world), 0);
+}
+
+/// A writer reports and gives its lease back before it acknowledges the recall.
+#[test]
+fn a_recalled_lease_may_be_given_back_by_a_report() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world.on_recall = Box::new(|_, _| None);
+    let read = world.send(b, acquire(ino, false));
+    world.settle();
+    assert_eq!(world.take(read), None);
+    let back = WriteReport {
+        release: true,
+        downgrade: true,
+        ..report(ino, lease, 3000, vec![chunk])
+    };
+    world.ask(a, Op::WriteReport(back)).unwrap();
+    assert_eq!(world.take(read), None, "the recall stands");
+    world.answer_recalls();
+    world.settle();
+    let seen = world.result(read).unwrap();
+    assert_eq!((seen.inode.unwrap().size, seen.chunks.len()), (3000, 1));
+    assert_eq!(freed(&world), 0);
+    world.on_recall = Box::new(|_, _| Some(RecallReply::default()));
+    world.recalls.clear();
+    world.ask(b, acquire(ino, true)).unwrap();
+    assert!(world.recalls.iter().any(|(s, _)| *s == a), "it reads on");
+}
+
 #[test]
 fn bad_requests_are_refused_by_name() {
     let mut world = World::new();

@@ -36,6 +36,8 @@ pub(super) struct World {
     next_number: u64,
     pub(super) on_recall: OnRecall,
     pub(super) recalls: Vec<(SessionId, Recall)>,
+    /// Recalls that got no answer yet.
+    unanswered: Vec<u64>,
     /// Commits wait here while the store is held.
     pub(super) held_commits: VecDeque<Box<crate::core::Commit>>,
     pub(super) hold_commits: bool,
@@ -80,6 +82,7 @@ impl World {
             next_number: 1,
             on_recall: Box::new(|_, _| Some(RecallReply::default())),
             recalls: Vec::new(),
+            unanswered: Vec::new(),
             held_commits: VecDeque::new(),
             hold_commits: false,
             hold_data: false,
@@ -101,6 +104,13 @@ impl World {
         self.answers.clear();
         self.core = start(&self.store, self.rank, Vec::new(), self.now);
         self.event(Event::Tick);
+    }
+
+    /// Acknowledges every recall that got no answer.
+    pub(super) fn answer_recalls(&mut self) {
+        for id in std::mem::take(&mut self.unanswered) {
+            self.event(Event::RecallAnswered(id, Some(RecallReply::default())));
+        }
     }
 
     pub(super) fn event(&mut self, event: Event) {
@@ -142,6 +152,9 @@ impl World {
             }
             Effect::Recall(id, session, recall) => {
                 let answer = (self.on_recall)(session, &recall);
+                if answer.is_none() {
+                    self.unanswered.push(id);
+                }
                 self.recalls.push((session, recall));
                 return vec![Event::RecallAnswered(id, answer)];
             }
