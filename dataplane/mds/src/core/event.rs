@@ -125,7 +125,7 @@ pub struct Refusal {
     /// The status.
     pub status: Status,
     /// What there is to say about it.
-    pub failure: Failure,
+    pub failure: Box<Failure>,
 }
 
 /// An answer to somebody who waits.
@@ -178,7 +178,7 @@ impl Refusal {
     pub fn errno(errno: Errno) -> Self {
         Self {
             status: errno.into(),
-            failure: Failure::default(),
+            failure: Box::default(),
         }
     }
 
@@ -187,10 +187,10 @@ impl Refusal {
     pub fn status(status: Status, text: &str) -> Self {
         Self {
             status,
-            failure: Failure {
+            failure: Box::new(Failure {
                 text: text.into(),
                 ..Failure::default()
-            },
+            }),
         }
     }
 }

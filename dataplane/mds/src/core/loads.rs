@@ -51,7 +51,7 @@ impl Core {
                     .unwrap_or_default()
                 {
                     match self.tasks.get(&task).map(|task| &task.work) {
-                        Some(Work::Request(_)) => self.drop_task(task, &refusal),
+                        Some(Work::Request(_) | Work::Again(..)) => self.drop_task(task, &refusal),
                         Some(_) => self.pause_task(task),
                         None => {}
                     }

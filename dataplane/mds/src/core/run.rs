@@ -20,6 +20,7 @@ use super::lease::{LeaseTable, Wanted};
 use super::locks::Locks;
 use super::recalls::PendingRecall;
 use super::recovery::Recovery;
+use super::requests::KeptReply;
 use super::session::{EndStep, Session};
 
 pub(crate) type TaskId = u64;
@@ -29,6 +30,8 @@ pub(crate) type TaskId = u64;
 pub(crate) enum Work {
     /// A client's request.
     Request(Box<Request>),
+    /// A request that was carried out before; only its answer is wanted.
+    Again(Box<Request>, KeptReply),
     /// Seal the chunks of a file whose writer is gone.
     Seal {
         ino: InodeId,
@@ -398,7 +401,9 @@ impl Core {
 
     pub(crate) fn run(&mut self, id: TaskId, mut task: Task) {
         let (session, now, replay, replay_ino) = match &task.work {
-            Work::Request(r) => (SessionId(r.session), r.now, r.replay, r.replay_ino),
+            Work::Request(r) | Work::Again(r, _) => {
+                (SessionId(r.session), r.now, r.replay, r.replay_ino)
+            }
             Work::RecallReport { session, .. } => (*session, 0, false, 0),
             Work::Seal { .. } | Work::RemoveOrphan { .. } | Work::SweepStrays => {
                 (SessionId(0), 0, false, 0)
@@ -416,6 +421,7 @@ impl Core {
         };
         let result = match &task.work {
             Work::Request(request) => self.operation(&mut attempt, request),
+            Work::Again(request, kept) => self.again(&mut attempt, request, kept),
             Work::Seal { ino, chunks } => self.seal(&mut attempt, *ino, chunks),
             Work::RecallReport {
                 recall,
@@ -428,8 +434,8 @@ impl Core {
         };
         task.fresh = std::mem::take(&mut attempt.fresh);
         match result {
-            Ok(reply) => self.finish(task, &attempt, Ok(reply)),
-            Err(Stop::Refuse(refusal)) => self.finish(task, &attempt, Err(refusal)),
+            Ok(reply) => self.finish(&task, &attempt, Ok(reply)),
+            Err(Stop::Refuse(refusal)) => self.finish(&task, &attempt, Err(refusal)),
             Err(Stop::Later) => {}
             Err(Stop::Load(keys)) => {
                 let blockers = keys.iter().cloned().map(Blocker::Load).collect();
@@ -475,6 +481,7 @@ impl Core {
             self.wake(&Blocker::Pause);
         }
         self.expire_sessions();
+        self.look_after_recalls();
         self.advance_recovery();
         let over = self
             .cache

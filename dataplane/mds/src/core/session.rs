@@ -7,11 +7,12 @@ use bytes::Bytes;
 use hither_proto::ids::{BatchNumber, ChunkId, InodeId, RequestNumber, SessionId};
 use hither_proto::meta::{SessionInfo, SessionOpen, SessionOpenReply};
 use hither_proto::status::Status;
-use hither_proto::stored::{SessionState, StoredReply};
+use hither_proto::stored::SessionState;
 use prost::Message;
 
 use super::event::{Answer, Counter, Effect, Refusal, SealChunk, Token};
 use super::lease::Data;
+use super::requests::KeptReply;
 use super::run::{Core, TaskId, Work};
 use crate::keys;
 
@@ -24,7 +25,9 @@ pub(crate) struct Session {
     /// Time of the last sign of life.
     pub(crate) renewed: Duration,
     /// Results of changing requests the client may resend.
-    pub(crate) replies: BTreeMap<RequestNumber, StoredReply>,
+    pub(crate) replies: BTreeMap<RequestNumber, KeptReply>,
+    /// Numbers below were answered, and the client knows: they never come again.
+    pub(crate) acked_below: u64,
     /// Requests that are being carried out.
     pub(crate) running: BTreeMap<RequestNumber, TaskId>,
     /// Unlinked inodes the session holds open.
@@ -45,7 +48,13 @@ impl Session {
             replies: state
                 .replies
                 .iter()
-                .map(|reply| (RequestNumber(reply.number), *reply))
+                .map(|stored| {
+                    let kept = KeptReply {
+                        stored: *stored,
+                        ..KeptReply::default()
+                    };
+                    (RequestNumber(stored.number), kept)
+                })
                 .collect(),
             orphans: state.orphans.iter().map(|ino| InodeId(*ino)).collect(),
             ..Self::default()
@@ -58,14 +67,17 @@ impl Session {
             host: self.host.clone(),
             mount_point: self.mount_point.clone(),
             zone: self.zone.clone(),
-            replies: self.replies.values().cloned().collect(),
+            replies: self.replies.values().map(|kept| kept.stored).collect(),
             orphans: self.orphans.iter().map(|ino| ino.0).collect(),
         }
     }
 
     /// Forgets results below the lowest number the client still awaits.
     pub(crate) fn acknowledge(&mut self, below: u64) {
-        self.replies = self.replies.split_off(&RequestNumber(below));
+        if below > self.acked_below {
+            self.acked_below = below;
+            self.replies = self.replies.split_off(&RequestNumber(below));
+        }
     }
 }
 

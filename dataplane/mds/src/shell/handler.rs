@@ -73,6 +73,14 @@ impl Sessions {
         self.by_connection.lock().get(&connection.id()).copied()
     }
 
+    /// Whether the session is served over this connection: the latest it was opened on.
+    fn is_bound(&self, session: SessionId, connection: &Connection) -> bool {
+        let sessions = self.by_session.lock();
+        sessions
+            .get(&session)
+            .is_some_and(|bound| bound.id() == connection.id())
+    }
+
     fn closed(&self, connection: &Connection) {
         let Some(session) = self.by_connection.lock().remove(&connection.id()) else {
             return;
@@ -130,6 +138,14 @@ impl Handler for Front {
         responder: Responder,
     ) {
         match self.read(connection, &incoming) {
+            Ok(Ask::Request(request))
+                if !self
+                    .sessions
+                    .is_bound(SessionId(request.session), connection) =>
+            {
+                // What still comes over an old one would overtake what is resent over the new one.
+                responder.fail(Status::RETRY, "the session has another connection");
+            }
             Ok(ask) => {
                 if let Err(mpsc::error::SendError(Incoming::Ask(_, responder))) =
                     self.events.send(Incoming::Ask(ask, responder))

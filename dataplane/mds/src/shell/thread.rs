@@ -356,6 +356,6 @@ const TICK: Duration = Duration::from_millis(250);
 const TASKS_TIDY: usize = 64;
 /// Pause a client makes while the rank is not sure of its authority.
 const UNSURE_RETRY_MS: u32 = 100;
-/// A recall waits for its answer as long as a session may live without renewal; then the
-/// session's own end takes over.
+/// Time a recall waits for its answer before it is sent again: a client may have to write what it
+/// holds to slow servers first.
 const RECALL_TIMEOUT: Duration = Duration::from_secs(60);

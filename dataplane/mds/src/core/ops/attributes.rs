@@ -47,12 +47,7 @@ impl Core {
         };
         self.set_plain(attempt, ino, op);
         let mut reply = self.reply_with(attempt, ino);
-        if let Some(Data::Exclusive(held)) = self.leases.of(ino).map(|l| &l.data)
-            && held.session == attempt.session
-        {
-            reply.data_lease = held.lease.0;
-            reply.data_exclusive = true;
-        }
+        self.tell_lease(attempt.session, ino, &mut reply);
         if cut {
             let waiting = Attempt::waiting(attempt);
             self.trim_answers

@@ -152,6 +152,7 @@ impl Core {
             self.need_refs(ino, *index, *index)?;
         }
         self.held_exclusive(attempt.session, ino, op.lease)?;
+        self.note_progress(attempt.session, ino);
         let slot = &self.cache.inodes[&ino];
         let (class, parent) = (slot.inode.class, slot.parent);
         self.need_quota(parent, 1, 0)?;
@@ -203,6 +204,7 @@ impl Core {
     }
 
     pub(crate) fn write_report(&mut self, attempt: &mut Attempt, op: &WriteReport) -> Outcome {
+        self.note_progress(attempt.session, InodeId(op.ino));
         self.need_reportable(attempt, op)?;
         let ino = InodeId(op.ino);
         self.apply_report(attempt, op);

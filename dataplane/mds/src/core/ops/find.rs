@@ -156,11 +156,11 @@ impl Core {
         match self.owner(dir, hash) {
             Some(rank) if rank != me => Err(Stop::Refuse(Refusal {
                 status: Status::NOT_MINE,
-                failure: Failure {
+                failure: Box::new(Failure {
                     text: format!("rank {rank} serves this directory"),
                     hint_rank_plus_one: u32::from(rank.0) + 1,
                     ..Failure::default()
-                },
+                }),
             })),
             _ => Ok(()),
         }

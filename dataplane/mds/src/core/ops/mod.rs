@@ -82,10 +82,10 @@ pub(crate) fn seal_of(chunk: &ChunkRef) -> SealChunk {
 pub(crate) fn refuse(status: Status, text: &str) -> Stop {
     Stop::Refuse(Refusal {
         status,
-        failure: Failure {
+        failure: Box::new(Failure {
             text: text.into(),
             ..Failure::default()
-        },
+        }),
     })
 }
 

@@ -195,7 +195,7 @@ impl Core {
     fn answer_trim(&mut self, attempt: &Attempt, mut reply: Reply, number: RequestNumber) {
         reply.batch = self.open.number.0;
         let result = Ok(reply);
-        self.record(attempt.session, number, &result);
+        self.record(attempt.session, number, &result, self.open.number);
         if let (Some(token), Ok(reply)) = (attempt.token, result) {
             // Never early: carried out anew by a successor, the cut would take what its requester has
             // written since it was answered.

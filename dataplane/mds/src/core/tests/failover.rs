@@ -428,3 +428,93 @@ fn a_batch_that_comes_late_changes_nothing() {
     // The rank itself goes on.
     world.ask(a, create(ROOT.0, "y", FILE)).unwrap();
 }
+
+fn numbered(world: &mut World, request: &hither_proto::meta::Request) -> crate::core::Token {
+    let token = world.token();
+    world.event(Event::Request(token, Box::new(request.clone())));
+    token
+}
+
+/// The first answer was lost on its way: the second one says the same, and comes no sooner.
+#[test]
+fn a_request_sent_again_is_answered_as_the_first_time() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    world.hold_commits = true;
+    let request = hither_proto::meta::Request {
+        session: a.0,
+        number: 50,
+        safe: true,
+        op: Some(create(ROOT.0, "f", FILE)),
+        ..Default::default()
+    };
+    numbered(&mut world, &request);
+    let again = numbered(&mut world, &request);
+    assert_eq!(world.take(again), None, "answered before it is safe");
+    world.hold_commits = false;
+    while let Some(event) = world.commit_next() {
+        world.event(event);
+    }
+    let ino = world.result(again).unwrap().inode.unwrap().ino;
+
+    // A successor has to read the inode before it can answer.
+    world.crash();
+    world.come_back(b, vec![], vec![]);
+    assert!(world.resume(a));
+    let request = hither_proto::meta::Request {
+        replay: true,
+        ..request
+    };
+    let again = numbered(&mut world, &request);
+    assert_eq!(world.result(again).unwrap().inode.unwrap().ino, ino);
+    world.reclaim(a, vec![], vec![], true);
+
+    let op = unlink(ROOT.0, "f", false);
+    let first = world.send_numbered(a, 51, false, op.clone());
+    world.settle();
+    let first = world.result(first).unwrap();
+    assert!(first.orphaned);
+    world.crash();
+    world.come_back(b, vec![], vec![]);
+    assert!(world.resume(a));
+    let again = world.send_numbered(a, 51, true, op);
+    let again = world.result(again).unwrap();
+    assert_eq!((again.orphaned, again.other_ino), (true, ino));
+    // The create is known too, though its file is gone.
+    let again = numbered(&mut world, &request);
+    assert_eq!(world.result(again).unwrap().inode.unwrap().ino, ino);
+}
+
+/// A copy of a request that arrives after its answer was acknowledged is not carried out again.
+#[test]
+fn a_late_copy_of_an_acknowledged_request_is_refused() {
+    let mut world = World::new();
+    let a = world.session("a");
+    let first = world.send_numbered(a, 1, false, unlink(ROOT.0, "f", false));
+    assert_eq!(world.result(first), Err(Errno::ENOENT.into()));
+    let request = hither_proto::meta::Request {
+        session: a.0,
+        number: 2,
+        ack_below: 2,
+        op: Some(create(ROOT.0, "f", FILE)),
+        ..Default::default()
+    };
+    numbered(&mut world, &request);
+    let late = world.send_numbered(a, 1, false, unlink(ROOT.0, "f", false));
+    assert_eq!(world.result(late), Err(Status::BAD_REQUEST));
+    assert!(world.lookup(a, ROOT.0, "f").is_some());
+}
+
+/// What was refused only for now is carried out when it is sent again.
+#[test]
+fn a_request_refused_for_now_is_carried_out_when_it_comes_again() {
+    let mut world = World::new();
+    let a = world.session("a");
+    world.crash();
+    world.come_back(a, vec![], vec![]);
+    world.failing_loads = 1;
+    let first = world.send_numbered(a, 50, false, create(ROOT.0, "f", FILE));
+    assert_eq!(world.result(first), Err(Status::RETRY));
+    let again = world.send_numbered(a, 50, false, create(ROOT.0, "f", FILE));
+    world.result(again).unwrap();
+}

@@ -1,7 +1,7 @@
 //! Files across the death of a rank or of a writer: references, cuts, seals.
 
 use hither_proto::ids::{CHUNK_SIZE, ChunkId, GroupId, InodeId, LeaseId, ROOT, SessionId};
-use hither_proto::meta::{AllocChunks, RecallReply, Setattr, request::Op};
+use hither_proto::meta::{AllocChunks, RecallReply, Setattr, WriteReport, request::Op};
 use hither_proto::stored::ChunkRef;
 
 use super::data::{acquire, freed, open_new, report};
@@ -214,7 +214,7 @@ fn the_death_of_a_former_writer_does_not_seal_the_file_under_the_present_one() {
     let mut world = World::new();
     let (a, b) = (world.session("a"), world.session("b"));
     let (ino, lease, chunk) = open_new(&mut world, a, "f");
-    let released = hither_proto::meta::WriteReport {
+    let released = WriteReport {
         release: true,
         ..report(ino, lease, 100, vec![chunk])
     };
@@ -271,4 +271,94 @@ fn a_cut_sent_again_is_answered_once_it_is_done() {
     world.settle();
     assert_eq!(world.take(first), None);
     assert_eq!(world.result(again).unwrap().inode.unwrap().size, 100);
+}
+
+/// A recall that was lost was never sent again, and its holder kept the file for ever.
+#[test]
+fn a_recall_that_is_not_answered_is_sent_again() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, ..) = open_new(&mut world, a, "f");
+    let mut lost = 2;
+    world.on_recall = Box::new(move |_, _| {
+        lost -= 1;
+        (lost < 0).then(RecallReply::default)
+    });
+    let read = world.send(b, acquire(ino, false));
+    assert_eq!(world.take(read), None);
+    for _ in 0..5 {
+        world.now += std::time::Duration::from_millis(200);
+        world.event(crate::core::Event::Tick);
+    }
+    world.result(read).unwrap();
+    assert_eq!(world.recalls.len(), 3);
+}
+
+/// A holder that is renewed and does nothing loses its session; one that makes progress does not.
+#[test]
+fn a_holder_that_makes_no_progress_is_evicted() {
+    for busy in [true, false] {
+        let mut world = World::new();
+        let (a, b) = (world.session("a"), world.session("b"));
+        let (ino, lease, chunk) = open_new(&mut world, a, "f");
+        world.on_recall = Box::new(|_, _| None);
+        let read = world.send(b, acquire(ino, false));
+        for size in 0..30 {
+            world.now += std::time::Duration::from_secs(10);
+            for s in [a, b] {
+                let token = world.token();
+                world.event(crate::core::Event::SessionRenew(token, s, 0));
+            }
+            if busy {
+                let op = Op::WriteReport(report(ino, lease, size, vec![chunk]));
+                world.ask(a, op).unwrap();
+            }
+            world.event(crate::core::Event::Tick);
+        }
+        assert_eq!(world.take(read).is_none(), busy);
+    }
+}
+
+/// The holder sends what it has written as a request of its own, then acknowledges.
+#[test]
+fn a_report_sent_before_the_acknowledgement_ends_the_lease() {
+    for (downgrade, wants_all) in [(false, true), (true, false), (true, true)] {
+        let mut world = World::new();
+        let (a, b) = (world.session("a"), world.session("b"));
+        let (ino, lease, chunk) = open_new(&mut world, a, "f");
+        world.on_recall = Box::new(|_, _| None);
+        let taken = world.send(b, acquire(ino, wants_all));
+        let done = Op::WriteReport(WriteReport {
+            release: true,
+            downgrade,
+            ..report(ino, lease, 77, vec![chunk])
+        });
+        let sent = world.send_numbered(a, 50, false, done.clone());
+        world.result(sent).unwrap();
+        assert_eq!(world.take(taken), None, "not acknowledged yet");
+        world.on_recall = Box::new(|_, _| Some(RecallReply::default()));
+        world.now += std::time::Duration::from_millis(200);
+        world.event(crate::core::Event::Tick);
+        world.settle();
+        let reply = world.result(taken).unwrap();
+        assert_eq!(reply.inode.unwrap().size, 77);
+        assert_eq!((reply.data_exclusive, reply.chunks.len()), (wants_all, 1));
+        // Sent again, it is answered and changes nothing.
+        let again = world.send_numbered(a, 50, false, done);
+        world.settle();
+        world.result(again).unwrap();
+        world.crash();
+        world.come_back(b, vec![], vec![]);
+        assert!(world.resume(a));
+        let replayed = WriteReport {
+            release: true,
+            ..report(ino, lease, 5, vec![])
+        };
+        let again = world.send_numbered(a, 50, true, Op::WriteReport(replayed));
+        world.result(again).unwrap();
+        world.reclaim(a, vec![], vec![], true);
+        world.settle();
+        let seen = world.ask(b, acquire(ino, false)).unwrap();
+        assert_eq!((seen.inode.unwrap().size, seen.chunks.len()), (77, 1));
+    }
 }

@@ -80,7 +80,7 @@ impl World {
             now,
             answers: BTreeMap::new(),
             next_token: 1,
-            next_number: 1,
+            next_number: 1000,
             on_recall: Box::new(|_, _| Some(RecallReply::default())),
             recalls: Vec::new(),
             unanswered: Vec::new(),
