@@ -29,7 +29,8 @@ pub struct ChunkServerConfig {
     pub start_timeout_ms: u64,
     /// Time between signs of life, milliseconds. Default 500.
     pub beat_ms: u64,
-    /// Free bytes below which a disk takes no new chunk. Default 1 GiB.
+    /// Free bytes below which a disk is full: new chunks go elsewhere, and are refused below half
+    /// of it. Default 1 GiB.
     pub floor_bytes: u64,
     /// Bytes of one segment of a disk's log, a multiple of 4096, at least 256 KiB, fixed when the
     /// disk is formatted. Default 32 MiB.

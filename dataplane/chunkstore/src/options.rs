@@ -5,7 +5,8 @@ use std::time::Duration;
 /// Settings that all disks of a server share.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// Free bytes below which a disk takes no new chunk. Default 1 GiB.
+    /// Free bytes below which a disk is full: new chunks should go elsewhere, and are refused below
+    /// half of it. Default 1 GiB.
     pub floor_bytes: u64,
     /// Bytes of one log segment, a multiple of 4 KiB, at least 256 KiB; fixed when the disk is made.
     /// Default 32 MiB.

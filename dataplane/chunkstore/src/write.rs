@@ -209,11 +209,12 @@ impl Core {
         Ok(entry.with_flag(EntryFlags::PARTIAL, true))
     }
 
-    /// Refuses new copies on a disk that is nearly full.
+    /// Refuses new copies on a disk that is nearly full: well below the floor at which the disk says
+    /// that it is full, since who chooses disks learns that a little later.
     pub(crate) fn check_floor(&self) -> Result<(), Error> {
         let space = self.medium.probe.space();
         let space = space.map_err(|error| self.io("look for free space", &error))?;
-        if space.free_bytes < self.options.floor_bytes {
+        if space.free_bytes < self.options.floor_bytes / FLOOR_GRACE {
             return Err(Error::NoSpace(self.index_number));
         }
         Ok(())
@@ -441,6 +442,8 @@ fn check_payload(op: &WriteOp) -> Result<(), Error> {
     }
 }
 
+/// New copies are refused at the floor divided by this.
+const FLOOR_GRACE: u64 = 2;
 /// How often a write is tried again after room was made for it.
 const ATTEMPTS_MAX: usize = 16;
 /// Ranges of a copy that is being filled which are kept apart from its base.
