@@ -483,6 +483,16 @@ pub fn pattern(file: u64, offset: u64, length: usize) -> Vec<u8> {
         .collect()
 }
 
+/// Writes a file and makes it stable: from then on its mount reads it from the servers too.
+///
+/// # Panics
+/// When it cannot be written.
+pub fn write_stable(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).expect("the file can be written");
+    let file = std::fs::File::open(path).expect("the file can be opened");
+    file.sync_all().expect("the file becomes stable");
+}
+
 /// What a mount counted, as JSON.
 #[must_use]
 pub fn locality(mount: &Path) -> Value {

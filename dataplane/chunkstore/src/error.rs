@@ -129,3 +129,11 @@ pub enum Error {
         path: String,
     },
 }
+
+impl Error {
+    /// Whether only room, memory or descriptors are lacking: others may go on, and so may this
+    /// later.
+    pub(crate) fn is_lack(&self) -> bool {
+        matches!(self, Self::NoSpace(_) | Self::Busy(_))
+    }
+}

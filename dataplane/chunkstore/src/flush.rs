@@ -15,6 +15,8 @@ use crate::record::{Head, IN_PLACE};
 pub(crate) struct Syncing {
     pub(crate) file: Option<Arc<ChunkFile>>,
     new_file: bool,
+    /// What the overlay had of records up to this one was written to the file before.
+    pub(crate) placed: Lsn,
 }
 
 impl Core {
@@ -35,7 +37,7 @@ impl Core {
         self.log.flush(lsn, |_| {});
         if syncing.file.is_some() {
             self.sync_file(live, &syncing)?;
-            self.end_sync(live, Lsn(0))?;
+            self.end_sync(live, &syncing)?;
         }
         self.flush_log(lsn)?;
         Ok(lsn)
@@ -58,9 +60,10 @@ impl Core {
         Ok(())
     }
 
-    /// Notes that what was in place when the sync began is stable, and that bytes of records up
-    /// to `upto` are in place. The caller holds `syncing`.
-    pub(crate) fn end_sync(&self, live: &Live, upto: Lsn) -> Result<(), Error> {
+    /// Notes that what was in place when the sync began is stable. The caller holds the chunk's
+    /// lock for syncs.
+    pub(crate) fn end_sync(&self, live: &Live, syncing: &Syncing) -> Result<(), Error> {
+        let placed = syncing.placed;
         self.locked(live, |core, state| {
             let Some(mut entry) = core.entry(live.chunk) else {
                 return Ok(());
@@ -68,7 +71,7 @@ impl Core {
             // What was written meanwhile is not covered.
             entry.loose = entry.loose.and(state.dirty);
             entry.flags = entry.flags.set(EntryFlags::HAS_FILE, true);
-            let head = Head::upto(live.chunk, &entry, upto);
+            let head = Head::upto(live.chunk, &entry, placed);
             core.record(
                 How::Blocking,
                 live.chunk,
@@ -78,8 +81,8 @@ impl Core {
                 None,
             )?;
             let before = state.overlay.bytes();
-            if upto > Lsn(0) {
-                state.overlay.moved(upto);
+            if placed > Lsn(0) {
+                state.overlay.moved(placed);
                 core.hold_overlay(live, state, before);
             }
             Ok(())
@@ -109,5 +112,6 @@ pub(crate) fn begin_sync(state: &mut ChunkState) -> Syncing {
     Syncing {
         file: state.file.clone().filter(|_| wanted),
         new_file,
+        placed: Lsn(0),
     }
 }

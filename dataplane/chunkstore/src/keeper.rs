@@ -32,9 +32,7 @@ impl Core {
         match need {
             Need::Thread => {}
             Need::Move => self.move_chunk(live)?,
-            Need::OverlayRoom => {
-                self.move_oldest(BATCH_CHUNKS)?;
-            }
+            Need::OverlayRoom => self.move_oldest()?,
             Need::LogRoom => {
                 self.tidy()?;
                 self.wait_for_log();
@@ -47,7 +45,8 @@ impl Core {
     fn wait_for_log(&self) {
         let pair = Arc::new((parking_lot::Mutex::new(false), parking_lot::Condvar::new()));
         let of_callback = Arc::clone(&pair);
-        self.log.when_room(LARGEST_RECORD_LEN, move || {
+        let wanted = LARGEST_RECORD_LEN.min(self.log.payload_bytes_max());
+        self.log.when_room(wanted, move || {
             *of_callback.0.lock() = true;
             of_callback.1.notify_all();
         });
@@ -57,17 +56,20 @@ impl Core {
         }
     }
 
-    /// Moves everything in place that is in the log now, checkpoints, and releases the log.
+    /// Moves everything in place that is in the log now, checkpoints, and releases the log. What
+    /// lacks room stays and is the error at the end; it stops nothing else.
     pub(crate) fn tidy(&self) -> Result<(), Error> {
         let _one = self.keeper.pass.lock();
         let end = self.log.next_lsn();
-        self.repeat_trims(end)?;
-        self.move_before(end)?;
-        self.write_checkpoint()
+        let mut pass = Pass::default();
+        self.repeat_trims(end, &mut pass)?;
+        self.move_before(end, &mut pass)?;
+        pass.note(self.write_checkpoint())?;
+        pass.outcome()
     }
 
     /// Does trims that failed, or that the last run left undone: they hold the log.
-    fn repeat_trims(&self, end: Lsn) -> Result<(), Error> {
+    fn repeat_trims(&self, end: Lsn, pass: &mut Pass) -> Result<(), Error> {
         let chunks = self.holds.lock().trimmed_chunks(end);
         for chunk in chunks {
             let live = self.lives.get(chunk);
@@ -76,25 +78,31 @@ impl Core {
             });
             match settled {
                 Ok(_) | Err(Error::NoSuchChunk(_)) => {}
-                Err(error) => return Err(error),
+                Err(error) => pass.note(Err(error))?,
             }
         }
         Ok(())
     }
 
     /// Moves what is older than record `end`.
-    fn move_before(&self, end: Lsn) -> Result<(), Error> {
-        loop {
-            let chunks = self.holds.lock().oldest_chunks(end, BATCH_CHUNKS);
-            if chunks.is_empty() || !self.move_batch(&chunks)? {
-                return Ok(());
-            }
-        }
+    fn move_before(&self, end: Lsn, pass: &mut Pass) -> Result<(), Error> {
+        let chunks = self.holds.lock().oldest_chunks(end, usize::MAX);
+        let mut batches = chunks.chunks(BATCH_CHUNKS);
+        batches.try_for_each(|batch| self.move_batch(batch, pass))
     }
 
-    fn move_oldest(&self, limit: usize) -> Result<bool, Error> {
-        let chunks = self.holds.lock().oldest_chunks(Lsn(u64::MAX), limit);
-        self.move_batch(&chunks)
+    /// Moves bytes that have waited long; all bytes if these lack room.
+    fn move_oldest(&self) -> Result<(), Error> {
+        let mut pass = Pass::default();
+        let chunks = self.holds.lock().oldest_chunks(Lsn(u64::MAX), BATCH_CHUNKS);
+        self.move_batch(&chunks, &mut pass)?;
+        if pass.lack.is_some() {
+            self.move_before(Lsn(u64::MAX), &mut pass)?;
+        }
+        if pass.moved > 0 {
+            return Ok(());
+        }
+        pass.outcome()
     }
 
     /// Moves the bytes of one chunk in place and waits until they are stable there.
@@ -103,14 +111,14 @@ impl Core {
         let _one = live.syncing.lock();
         if let Some(syncing) = self.place_overlay(live, durable)? {
             self.sync_file(live, &syncing)?;
-            self.end_sync(live, durable)?;
+            self.end_sync(live, &syncing)?;
         }
         Ok(())
     }
 
     /// Moves the bytes of some chunks: writes them all, then syncs them all, so that the file
-    /// system can put the syncs together. `false` when nothing could be moved.
-    fn move_batch(&self, chunks: &[ChunkId]) -> Result<bool, Error> {
+    /// system can put the syncs together.
+    fn move_batch(&self, chunks: &[ChunkId], pass: &mut Pass) -> Result<(), Error> {
         // Only what is durable in the log may reach the files: a block that a crash tears is made
         // whole again from there.
         let durable = self.flush_appended()?;
@@ -121,18 +129,23 @@ impl Core {
         for live in &lives {
             // In the order of ids, and nobody else holds two: no two can wait for each other.
             let one = live.syncing.lock();
-            if let Some(syncing) = self.place_overlay(live, durable)? {
-                placed.push((live, syncing, one));
+            match self.place_overlay(live, durable) {
+                Ok(Some(syncing)) => placed.push((live, syncing, one)),
+                Ok(None) => {}
+                Err(error) => pass.note(Err(error))?,
             }
         }
-        let moved = !placed.is_empty();
+        // From here on these copies look as if they had nothing to sync: each has to be synced,
+        // whatever happens to the others.
         for (live, syncing, one) in placed {
-            self.sync_file(live, &syncing)?;
-            self.end_sync(live, durable)?;
+            let ended = self.sync_file(live, &syncing);
+            let ended = ended.and_then(|()| self.end_sync(live, &syncing));
+            pass.moved += usize::from(ended.is_ok());
+            pass.note(ended)?;
             // Whoever flushes this chunk need not wait for the rest.
             drop(one);
         }
-        Ok(moved)
+        Ok(())
     }
 
     fn flush_appended(&self) -> Result<Lsn, Error> {
@@ -141,22 +154,28 @@ impl Core {
         Ok(last)
     }
 
-    /// Writes the blocks of a chunk's overlay that are durable in the log to the file. `None` when
-    /// there is nothing to write.
+    /// Writes a chunk's overlay to the file. `None` when there is nothing of records up to
+    /// `durable`, the last that is known to be durable.
     fn place_overlay(&self, live: &Live, durable: Lsn) -> Result<Option<Syncing>, Error> {
         self.locked(live, |core, state| {
             let entry = match core.settled_entry(How::Blocking, live, state) {
                 Err(Stop::Failed(Error::NoSuchChunk(_))) => return Ok(None),
                 other => other?,
             };
+            if state.overlay.first().is_none_or(|first| first > durable) {
+                return Ok(None);
+            }
+            // A block with old bytes may have got new ones since. If it were left out, its old
+            // bytes would hold the log for as long as somebody writes to it.
+            let durable = match state.overlay.is_torn_by(durable) {
+                true => core.flush_appended()?,
+                false => durable,
+            };
             let wanted = state.overlay.range(0..BLOCKS_MAX);
             let wanted: Vec<u32> = wanted
                 .filter(|(_, block)| block.last() <= durable)
                 .map(|(number, _)| number)
                 .collect();
-            if wanted.is_empty() {
-                return Ok(None);
-            }
             let file = core.file_or_new(live.chunk, state, &entry)?;
             let placed = core.place_blocks(live, state, &entry, &file, &wanted);
             if placed.is_err() {
@@ -168,6 +187,7 @@ impl Core {
             state.unsynced_file |= !entry.flags.has(crate::entry::EntryFlags::HAS_FILE);
             let mut syncing = begin_sync(state);
             syncing.file = Some(file);
+            syncing.placed = durable;
             Ok(Some(syncing))
         })
     }
@@ -265,13 +285,41 @@ impl Core {
         }
         if round.number.is_multiple_of(CALM_ROUNDS) {
             let _one = self.keeper.pass.lock();
-            self.move_before(round.seen)?;
+            let mut pass = Pass::default();
+            self.move_before(round.seen, &mut pass)?;
             round.seen = self.log.next_lsn();
             if self.index.lock().is_changed() {
                 self.write_checkpoint()?;
             }
+            return pass.outcome();
         }
         Ok(())
+    }
+}
+
+/// What a pass over many copies has come to.
+#[derive(Default)]
+struct Pass {
+    /// Copies moved.
+    moved: usize,
+    /// The first lack of room, memory or descriptors.
+    lack: Option<Error>,
+}
+
+impl Pass {
+    /// Takes note of the outcome for one copy; an error ends the pass.
+    fn note(&mut self, outcome: Result<(), Error>) -> Result<(), Error> {
+        match outcome {
+            Err(error) if error.is_lack() => {
+                self.lack.get_or_insert(error);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn outcome(self) -> Result<(), Error> {
+        self.lack.map_or(Ok(()), Err)
     }
 }
 

@@ -206,13 +206,24 @@ impl Overlay {
         }
     }
 
-    /// Bytes of records up to `upto` are in place: forgets the blocks that have no newer ones. Of
-    /// the others the old bytes stay, but are not needed from the log any more.
+    /// Whether a block has bytes of a record up to `lsn` and of a later one too.
+    pub(crate) fn is_torn_by(&self, lsn: Lsn) -> bool {
+        let mut blocks = self.blocks.values();
+        blocks.any(|block| block.first <= lsn && lsn < block.last)
+    }
+
+    /// All bytes of records up to `upto` are stable in place: forgets the blocks that have no
+    /// newer ones. Of the others the old bytes stay, but are not needed from the log any more.
     pub(crate) fn moved(&mut self, upto: Lsn) {
-        self.blocks.retain(|_, block| block.last > upto);
+        self.forget(upto);
         for block in self.blocks.values_mut() {
             block.first = block.first.max(upto.next());
         }
+    }
+
+    /// Forgets the blocks that have no bytes of records after `upto`.
+    pub(crate) fn forget(&mut self, upto: Lsn) {
+        self.blocks.retain(|_, block| block.last > upto);
     }
 
     /// Forgets everything.

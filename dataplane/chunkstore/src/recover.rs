@@ -83,7 +83,9 @@ impl Replay {
                 found.overlay.cut(&(offset..end));
                 found.trims.push((lsn, offset, length));
             }
-            Change::InPlace { upto } => found.overlay.moved(upto),
+            // What is left keeps its hold on the log until it is moved again: that costs nothing,
+            // and this need not trust that the blocks with newer bytes had been moved too.
+            Change::InPlace { upto } => found.overlay.forget(upto),
             Change::Trimmed { lsn } => found.trims.retain(|(trim, ..)| *trim > lsn),
         }
         if found.overlay.is_empty() && found.trims.is_empty() {

@@ -39,14 +39,15 @@ impl Core {
             file.sync()
                 .map_err(|error| self.io("sync a copy", &error))?;
         }
-        let trims = std::mem::take(&mut state.trims);
-        state.unsettled = false;
         entry.loose = state.dirty;
         entry.suspect = Regions::NONE;
         self.record_state(How::Blocking, live.chunk, entry)?;
-        for (lsn, ..) in trims {
+        // A trim that nobody remembers would hold the log for ever.
+        while let Some((lsn, ..)) = state.trims.first().copied() {
             self.trimmed(live, entry, lsn)?;
+            state.trims.remove(0);
         }
+        state.unsettled = false;
         Ok(())
     }
 

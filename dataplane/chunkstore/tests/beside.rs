@@ -24,6 +24,8 @@ struct Faults {
     after_sync: Mutex<Option<Hook>>,
     /// Files cannot be cut: no space for the file system's own records.
     no_cut: AtomicBool,
+    /// The file of this name cannot grow.
+    no_growth: Mutex<Option<String>>,
 }
 
 impl std::fmt::Debug for Faults {
@@ -43,6 +45,7 @@ struct FaultyDir {
 struct FaultyFile {
     below: Arc<dyn LogFile>,
     faults: Arc<Faults>,
+    name: String,
 }
 
 impl LogFile for FaultyFile {
@@ -50,6 +53,10 @@ impl LogFile for FaultyFile {
         self.below.read_at(buffer, offset)
     }
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        let grows = offset + data.len() as u64 > self.below.size()?;
+        if grows && self.faults.no_growth.lock().as_ref() == Some(&self.name) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         self.below.write_at(data, offset)
     }
     fn size(&self) -> io::Result<u64> {
@@ -81,23 +88,24 @@ impl LogFile for FaultyFile {
 }
 
 impl FaultyDir {
-    fn file(&self, below: Arc<dyn LogFile>) -> Arc<dyn LogFile> {
+    fn file(&self, name: &str, below: Arc<dyn LogFile>) -> Arc<dyn LogFile> {
         if !self.copies {
             return below;
         }
         Arc::new(FaultyFile {
             below,
             faults: Arc::clone(&self.faults),
+            name: name.to_owned(),
         })
     }
 }
 
 impl LogDir for FaultyDir {
     fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
-        Ok(self.file(self.below.create(name)?))
+        Ok(self.file(name, self.below.create(name)?))
     }
     fn open(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
-        Ok(self.file(self.below.open(name)?))
+        Ok(self.file(name, self.below.open(name)?))
     }
     fn list(&self) -> io::Result<Vec<DirEntry>> {
         self.below.list()
@@ -252,5 +260,39 @@ fn an_index_that_could_not_be_synced_is_not_trusted_from_memory() {
                 same(&content(&disk, chunk).unwrap(), &[1; 100]);
             }
         }
+    }
+}
+
+/// A copy without room for its bytes ended the pass: the copies that were to be synced with it had
+/// been taken for synced, and were answered as stable without a sync.
+#[test]
+fn a_copy_without_room_stops_no_other() {
+    for seed in 0..20 {
+        let memory = CrashDisk::new();
+        let (store, disk, faults) = open_faulty(&memory);
+        let large = pattern(1, 1, 0, 100_000);
+        for chunk in [1, 3] {
+            disk.write_wait(write(chunk, 1, 0, large.clone())).unwrap();
+            disk.write_wait(write(chunk, 1, 200_000, pattern(1, 1, 200_000, 100)))
+                .unwrap();
+        }
+        disk.write_wait(write(2, 1, 0, vec![5; 100])).unwrap();
+        *faults.no_growth.lock() = Some(format!("{:016x}", 2));
+        assert_eq!(disk.tidy(), Err(Error::NoSpace(DiskIndex(0))));
+        assert_eq!(
+            disk.counters().overlay_bytes,
+            4096 + 128,
+            "only chunk 2 is left"
+        );
+        disk.flush_wait(&[ChunkId(1), ChunkId(2), ChunkId(3)])
+            .unwrap();
+        drop((store, disk));
+        let (_store, disk) = open_with(&memory.power_loss(seed), &options()).unwrap();
+        for chunk in [1, 3] {
+            let found = content(&disk, chunk).unwrap();
+            same(&found[..100_000], &large);
+            same(&found[200_000..], &pattern(1, 1, 200_000, 100));
+        }
+        same(&content(&disk, 2).unwrap(), &[5; 100]);
     }
 }

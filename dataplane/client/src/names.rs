@@ -15,7 +15,7 @@ use hither_proto::stored::Inode;
 use crate::cache::{Attributes, Known};
 use crate::client::{Client, Inner};
 use crate::error::FsError;
-use crate::file::{Lease, OpenFile};
+use crate::file::{File, Lease, OpenFile};
 use crate::session::How;
 
 /// What a name stands for.
@@ -194,8 +194,13 @@ impl Client {
         inner
             .cache
             .put_inode(sent, &inode, reply.attributes_leased, Some((dir, &name)));
-        if reply.data_lease != 0 && inner.cache.still_good(ino, sent) {
-            inner.file(ino).take_grant(&reply);
+        if reply.data_lease != 0 {
+            let file = inner.file(ino);
+            let mut data = file.data.lock();
+            // A recall that comes from now on finds the file and the lease.
+            if inner.cache.still_good(ino, sent) {
+                data.take_grant(&reply);
+            }
         }
         let attributes = inner.shown(inode);
         Ok(Created {
@@ -477,12 +482,7 @@ impl Client {
                 }
             }
         }
-        Ok(Arc::new(OpenFile {
-            file,
-            stream: Default::default(),
-            append,
-            sync,
-        }))
+        Ok(Arc::new(OpenFile::new(file, append, sync)))
     }
 
     /// Closes a descriptor; what is dirty is written back in the background.
@@ -519,7 +519,12 @@ impl Client {
     ///
     /// # Errors
     /// `EIO` or `ETIMEDOUT` when no copy can be read in time.
-    pub async fn read(&self, open: &OpenFile, offset: u64, length: u32) -> Result<Bytes, FsError> {
+    pub async fn read(
+        &self,
+        open: &Arc<OpenFile>,
+        offset: u64,
+        length: u32,
+    ) -> Result<Bytes, FsError> {
         self.inner.read(open, offset, length).await
     }
 
@@ -536,7 +541,7 @@ impl Client {
     /// # Errors
     /// The error of data that could not be stored.
     pub fn flush(&self, open: &OpenFile) -> Result<(), FsError> {
-        open.file.take_error()
+        open.told()
     }
 
     /// Everything written to the file is on stable storage when this returns.
@@ -544,7 +549,7 @@ impl Client {
     /// # Errors
     /// What could not be stored.
     pub async fn fsync(&self, open: &OpenFile) -> Result<(), FsError> {
-        self.inner.fsync(&open.file).await
+        self.inner.fsync(open).await
     }
 
     /// Everything changed in the directory is on stable storage when this returns.
@@ -552,7 +557,23 @@ impl Client {
     /// # Errors
     /// What the metadata server says.
     pub async fn fsync_dir(&self, dir: InodeId) -> Result<(), FsError> {
-        self.inner.session_for(dir).barrier().await
+        let inner = &self.inner;
+        let safe = inner.session_for(dir).barrier().await;
+        let lost = inner.known_file(dir).map_or(Ok(()), |file| {
+            let mut data = file.data.lock();
+            let untold = data.errors.untold();
+            data.errors.forget();
+            untold
+        });
+        safe.and(lost)
+    }
+
+    /// Makes the file at least so long; what is new reads as zeros.
+    ///
+    /// # Errors
+    /// As writing.
+    pub async fn extend(&self, open: &OpenFile, size: u64) -> Result<(), FsError> {
+        self.inner.extend(open, size).await
     }
 
     /// Makes a hole: the range reads as zeros. The size stays.
@@ -680,13 +701,15 @@ impl Inner {
         let file = self.known_file(ino);
         let resize = set.size.is_some();
         let mut lease = 0;
-        let _alone;
+        let mut _alone = None;
         if let Some(file) = &file
             && (resize || set.mtime.is_some())
         {
             // Writers wait: what they have written is sent and told first.
-            _alone = file.gate.write().await;
-            lease = self.settle_before_change(file, set.size).await?;
+            let alone = file.gate.write().await;
+            lease = self.settle_before_change(file).await?;
+            // Without the exclusive lease the server may have to recall this mount's own first.
+            _alone = (lease != 0).then_some(alone);
         }
         let sent = self.cache.sent_at();
         let op = Setattr {
@@ -711,27 +734,18 @@ impl Inner {
         };
         let reply = self.ask(ino, Op::Setattr(op), how).await?;
         if let (Some(file), Some(inode)) = (&file, &reply.inode) {
-            file.take_change(inode, &reply, resize);
+            self.take_change(file, inode, &reply, resize);
         }
         self.take_inode(sent, &reply)
     }
 
     /// Sends what is dirty and reports it, so that a change of size or times has the last word.
-    async fn settle_before_change(
-        &self,
-        file: &crate::file::File,
-        size: Option<u64>,
-    ) -> Result<u64, FsError> {
-        if let Some(size) = size {
-            let mut data = file.data.lock();
-            let before = data.dirty.bytes();
-            data.dirty.truncate(size);
-            let gone = before - data.dirty.bytes();
-            self.dirty_bytes
-                .fetch_sub(gone, std::sync::atomic::Ordering::AcqRel);
+    async fn settle_before_change(&self, file: &File) -> Result<u64, FsError> {
+        match self.flush_dirty(file, false).await {
+            // What no server takes is gone, and told at the next fsync: it is no reason to refuse this.
+            Err(error) if error.errno == Errno::ETIMEDOUT => return Err(error),
+            _ => {}
         }
-        self.flush_dirty(file, false).await;
-        file.take_error()?;
         if let Some(report) = file.report(self.cache.hint(file.ino)) {
             self.send_report(file, report, false).await?;
         }
@@ -750,7 +764,7 @@ impl Inner {
         use hither_proto::ids::CHUNK_SIZE;
         let file = &open.file;
         let size = {
-            self.need_exclusive(file, self.deadline()).await?;
+            let _held = self.hold(file, true, self.deadline()).await?;
             file.data.lock().size
         };
         let end = offset.saturating_add(length).min(size);
@@ -766,12 +780,7 @@ impl Inner {
             (end, end)
         };
         let edges = [offset..head_end, tail_start..end];
-        let plain = OpenFile {
-            file: Arc::clone(file),
-            stream: Default::default(),
-            append: false,
-            sync: false,
-        };
+        let plain = OpenFile::new(Arc::clone(file), false, false);
         for edge in edges {
             let mut at = edge.start;
             while at < edge.end {
@@ -785,7 +794,7 @@ impl Inner {
             return Ok(());
         }
         let _alone = file.gate.write().await;
-        let lease = self.settle_before_change(file, None).await?;
+        let lease = self.settle_before_change(file).await?;
         let sent = self.cache.sent_at();
         let op = hither_proto::meta::PunchHole {
             ino: file.ino.0,
@@ -813,14 +822,18 @@ impl Inner {
     }
 }
 
-impl crate::file::File {
+impl Inner {
     /// Size and times were set by this client.
-    pub(crate) fn take_change(&self, inode: &Inode, reply: &Reply, resized: bool) {
-        let mut data = self.data.lock();
+    fn take_change(&self, file: &File, inode: &Inode, reply: &Reply, resized: bool) {
+        use std::sync::atomic::Ordering;
+        let mut data = file.data.lock();
         data.mtime = inode.mtime;
         data.generation += 1;
-        if reply.data_lease != 0 {
-            data.lease = Lease::Exclusive(hither_proto::ids::LeaseId(reply.data_lease));
+        if reply.data_lease != 0
+            && let Lease::Exclusive(lease) = &mut data.lease
+        {
+            // A cut gives the lease a new id.
+            *lease = hither_proto::ids::LeaseId(reply.data_lease).max(*lease);
         }
         if !resized {
             return;
@@ -831,9 +844,20 @@ impl crate::file::File {
         let keep = u32::try_from(size.div_ceil(hither_proto::ids::CHUNK_SIZE)).unwrap_or(u32::MAX);
         data.refs.retain(|index, _| *index < keep);
         data.unreported.retain(|index| *index < keep);
+        data.young.retain(|index| *index < keep);
+        data.marked.retain(|index| *index < keep);
+        let count = |data: &crate::file::Data| -> usize {
+            data.unsynced.values().map(|u| u.data.bytes()).sum()
+        };
+        let (dirty, unsynced) = (data.dirty.bytes(), count(&data));
+        data.dirty.truncate(size);
         for unsynced in data.unsynced.values_mut() {
             unsynced.data.truncate(size);
         }
+        self.dirty_bytes
+            .fetch_sub(dirty - data.dirty.bytes(), Ordering::AcqRel);
+        self.unsynced_bytes
+            .fetch_sub(unsynced - count(&data), Ordering::AcqRel);
     }
 }
 

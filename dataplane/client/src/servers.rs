@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use rand::RngExt as _;
 use tokio::time::Instant;
 
+use crate::chain::{Link, avoiding};
 use crate::config::ClientConfig;
 use crate::counters::Counters;
 
@@ -65,17 +66,15 @@ impl Latency {
 /// All chunkservers of one mount.
 pub(crate) struct Servers {
     pub(crate) pool: Pool,
+    identity: Identity,
     config: Arc<ClientConfig>,
     memory: Mutex<BTreeMap<ChunkserverId, Memory>>,
-    /// Links between servers found broken, and until when that is believed.
+    /// Links found broken, and until when that is believed.
     broken: Mutex<BTreeMap<Link, Instant>>,
     counters: Arc<Counters>,
     /// Breaks ties of equally near servers; one number per mount.
     seed: u64,
 }
-
-/// A directed link: the first does not reach the second. Server 0 is this client.
-pub(crate) type Link = (ChunkserverId, ChunkserverId);
 
 /// A member of a group, in the order of use.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,7 +108,8 @@ impl Servers {
         counters: Arc<Counters>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            pool: Pool::new(identity, Arc::new(NoHandler)),
+            pool: Pool::new(identity.clone(), Arc::new(NoHandler)),
+            identity,
             config,
             memory: Mutex::default(),
             broken: Mutex::default(),
@@ -130,7 +130,8 @@ impl Servers {
         self.candidates(map, &received, &order)
     }
 
-    /// The chain: in-sync members in write order, then those that are filling.
+    /// The chain: in-sync members in write order, then those that are filling; around links that
+    /// failed a moment ago.
     pub(crate) fn chain(&self, map: &ClusterView, group: GroupId) -> Vec<Candidate> {
         let received = self.received(map, map.in_sync(group).collect());
         let order = self.order(map, &received, false);
@@ -141,19 +142,25 @@ impl Servers {
                 ..filling
             }));
         }
-        chain
+        avoiding(chain, &self.broken_links())
     }
 
-    /// A server has said that it does not reach another one.
+    /// A link did not work: chains go round it for a while.
     pub(crate) fn link_broken(&self, link: Link) {
         let mut broken = self.broken.lock();
         if broken.len() >= BROKEN_MAX {
             broken.pop_first();
         }
-        broken.insert(link, Instant::now() + BROKEN_FOR);
+        // A server this mount did not reach is a suspect besides, and probed.
+        let time = if link.0.0 == 0 {
+            UNREACHED_FOR
+        } else {
+            BROKEN_FOR
+        };
+        broken.insert(link, Instant::now() + time);
     }
 
-    /// Links between servers that are believed to be broken.
+    /// Links that are believed to be broken.
     pub(crate) fn broken_links(&self) -> Vec<Link> {
         let now = Instant::now();
         let mut broken = self.broken.lock();
@@ -288,6 +295,13 @@ impl Servers {
         self.counters.add(|report| report.hedges += 1);
     }
 
+    /// The server cannot serve at the moment: it is asked last for a while.
+    pub(crate) fn sinks(&self, id: ChunkserverId) {
+        if self.config.failure_memory {
+            self.memory.lock().entry(id).or_default().spilled_until = Some(Instant::now() + SPILL);
+        }
+    }
+
     /// The server is overloaded: it loses its place for a while.
     pub(crate) fn spilled(&self, id: ChunkserverId) {
         if !self.config.failure_memory {
@@ -324,6 +338,23 @@ impl Servers {
     }
 }
 
+impl Servers {
+    /// Whether a server answers, over a connection of its own: what is under way on the others is
+    /// not disturbed.
+    async fn answers(&self, address: &str) -> bool {
+        let connected =
+            hither_net::connect(address, &self.identity, Arc::new(NoHandler), PROBE_TIMEOUT).await;
+        let Ok(connection) = connected else {
+            return false;
+        };
+        let pong = connection
+            .call(Kind::PING, &Empty {}, &[], PROBE_TIMEOUT)
+            .await;
+        connection.close();
+        pong.is_ok()
+    }
+}
+
 impl Memory {
     fn sinks(&self, now: Instant) -> bool {
         self.suspect.is_some() || self.spilled_until.is_some_and(|until| until > now)
@@ -347,12 +378,7 @@ async fn probe(servers: std::sync::Weak<Servers>, id: ChunkserverId, address: St
         if !suspected {
             return;
         }
-        servers.pool.drop_connection(&address);
-        let pong = servers
-            .pool
-            .call(&address, Kind::PING, &Empty {}, &[], PROBE_TIMEOUT)
-            .await;
-        if pong.is_ok() {
+        if servers.answers(&address).await {
             tracing::info!(%id, address, "chunkserver answers again");
             if let Some(memory) = servers.memory.lock().get_mut(&id) {
                 memory.suspect = None;
@@ -376,6 +402,8 @@ const BROKEN_FOR: Duration = Duration::from_secs(10);
 const BROKEN_MAX: usize = 1024;
 /// Time an overloaded server loses its place for.
 const SPILL: Duration = Duration::from_secs(1);
+/// Time for which a chain does not begin at a server this mount did not reach.
+const UNREACHED_FOR: Duration = Duration::from_secs(1);
 /// First and longest pause between probes of a suspect.
 const PROBE_FIRST: Duration = Duration::from_millis(200);
 const PROBE_LAST: Duration = Duration::from_secs(10);

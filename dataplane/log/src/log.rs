@@ -112,7 +112,9 @@ impl Log {
     ///
     /// `ready` runs under the rules of [`Log::flush`].
     pub fn when_room(&self, payload_bytes: usize, ready: impl FnOnce() + Send + 'static) {
-        {
+        // One that no segment can hold must not begin segments: each would stay without a record,
+        // and recovery goes from one segment to the next by counting them.
+        if payload_bytes <= self.payload_bytes_max() {
             let mut state = self.shared.state.lock();
             let record_bytes = crate::format::record_bytes(payload_bytes);
             if let Ok(false) = self.make_room(&mut state, record_bytes) {

@@ -120,7 +120,12 @@ impl Segments {
     }
 
     /// Makes room for a record of `record_bytes`, whose number would be `next`.
+    /// The record fits an empty segment.
     pub(crate) fn make_room(&mut self, record_bytes: u64, next: Lsn, needed: Lsn) -> Room {
+        assert!(
+            record_bytes <= self.segment_bytes,
+            "no segment can hold the record"
+        );
         if self.position + record_bytes <= self.segment_bytes {
             return Room::Here;
         }

@@ -239,3 +239,31 @@ fn real_files_do_what_the_trait_says() {
     assert_eq!(names, [("b".to_owned(), false), ("d".to_owned(), true)]);
     dir.remove("b").unwrap();
 }
+
+/// Asking for room that no segment has began a segment each time. The numbers of the segments then
+/// had a gap, at which the log ended when it was opened.
+#[test]
+fn asking_for_more_room_than_a_segment_has_loses_no_records() {
+    let (_temp, dir) = real();
+    let (log, _) = Log::open(Arc::clone(&dir), &options()).unwrap();
+    let put = |byte| {
+        let lsn = log
+            .append(RecordKind(0), &[IoSlice::new(&[byte; 100])])
+            .unwrap();
+        log.flush_blocking(lsn).unwrap();
+    };
+    put(1);
+    let (sender, asked) = mpsc::channel();
+    for _ in 0..3 {
+        let sender = sender.clone();
+        log.when_room(64 << 10, move || sender.send(()).unwrap());
+        asked.recv().unwrap();
+    }
+    put(2);
+    put(3);
+    assert!(log.bytes_in_use() < 64 << 10);
+    drop(log);
+    let (_log, found) = Log::open(dir, &options()).unwrap();
+    let bytes: Vec<u8> = found.map(|record| record.unwrap().payload[0]).collect();
+    assert_eq!(bytes, [1, 2, 3]);
+}

@@ -102,8 +102,8 @@ pub struct SealChunk {
     pub chunk: ChunkId,
     /// Its group.
     pub group: GroupId,
-    /// Which piece of the file it is.
-    pub index: u32,
+    /// Which piece of the file it is; `None`: a server listed it, and servers do not know.
+    pub index: Option<u32>,
     /// Lease id under which it is sealed: higher than any given before.
     pub lease: LeaseId,
     /// Bytes of the chunk that count; what a copy has beyond is dropped.

@@ -79,6 +79,8 @@ pub(crate) struct Wanted {
 #[derive(Debug, Default)]
 pub(crate) struct LeaseTable {
     by_inode: BTreeMap<InodeId, Leases>,
+    /// While a session of before a takeover is missing: below, an unknown writer may be about.
+    pub(crate) unsure_below: Option<InodeId>,
 }
 
 impl LeaseTable {
@@ -123,6 +125,9 @@ impl LeaseTable {
 
     /// Gives the attributes lease unless somebody writes the file or a recall is under way.
     pub(crate) fn give_attributes(&mut self, ino: InodeId, session: SessionId) -> bool {
+        if self.unsure_below.is_some_and(|below| ino < below) {
+            return false;
+        }
         let leases = self.of_mut(ino);
         let foreign_writer = matches!(&leases.data, Data::Exclusive(e) if e.session != session);
         if leases.recalling > 0 || leases.sealing || foreign_writer {

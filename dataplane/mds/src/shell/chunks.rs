@@ -265,7 +265,7 @@ pub(crate) async fn fence<S: MetaStore>(shared: Arc<Shared<S>>, session: Session
             let seal = SealChunk {
                 chunk,
                 group,
-                index: 0,
+                index: None,
                 lease: LeaseId(0),
                 length_max: u32::MAX,
             };

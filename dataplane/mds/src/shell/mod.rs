@@ -257,6 +257,7 @@ fn options(config: &RankConfig, epoch: Epoch) -> Options {
         rank: config.rank,
         epoch,
         session_lease: config.session_lease,
+        replay_grace: REPLAY_GRACE,
         early_answers: config.early_answers,
         batch_delay: BATCH_DELAY,
         cached_inodes_max: config.cached_inodes_max,
@@ -278,3 +279,5 @@ impl Drop for RankServer {
 
 /// Time an open batch waits for company while nobody waits for it.
 const BATCH_DELAY: Duration = Duration::from_millis(5);
+/// Time after a takeover in which only sessions that come back are served.
+const REPLAY_GRACE: Duration = Duration::from_secs(1);

@@ -203,15 +203,12 @@ impl Server {
             Op::Getlk { ino, lock } => self.getlk(ino, lock).await,
             Op::Setlk { ino, lock, sleep } => self.setlk(ino, lock, sleep).await,
             Op::Fallocate {
-                ino,
                 handle,
                 offset,
                 length,
                 mode,
-            } => {
-                self.fallocate(ino, handle, offset, length, mode, caller)
-                    .await
-            }
+                ..
+            } => self.fallocate(handle, offset, length, mode).await,
         }
     }
 

@@ -29,6 +29,7 @@ impl Core {
             if !is_regular(mode) {
                 return Err(Errno::EINVAL.into());
             }
+            self.need_known_holders(ino, true)?;
             self.need_refs(ino, 0, u32::MAX)?;
         }
         let mut wanted = self.leases.attribute_holders(ino, attempt.session, false);
@@ -98,13 +99,10 @@ impl Core {
 
     /// Sets the size; true when copies have to be cut before the file may grow again.
     fn resize(&mut self, attempt: &mut Attempt, ino: InodeId, size: u64) -> Result<bool, Stop> {
-        if self
-            .leases
-            .of(ino)
-            .is_some_and(|leases| leases.sealing || leases.trimming)
-        {
+        if self.leases.of(ino).is_some_and(|leases| leases.sealing) {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
+        self.need_trimmed(ino)?;
         let slot = &self.cache.inodes[&ino];
         let (old, parent) = (slot.inode.size, slot.parent);
         if size > 0 {

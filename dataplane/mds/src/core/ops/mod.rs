@@ -72,7 +72,7 @@ pub(crate) fn seal_of(chunk: &ChunkRef) -> SealChunk {
     SealChunk {
         chunk: ChunkId(chunk.chunk),
         group: GroupId(chunk.group),
-        index: chunk.index,
+        index: Some(chunk.index),
         lease: LeaseId(0),
         length_max: u32::try_from(CHUNK_SIZE).unwrap_or(u32::MAX),
     }

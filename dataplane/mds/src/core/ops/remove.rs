@@ -11,10 +11,11 @@ use prost::Message;
 use super::find::STRAYS;
 use super::{Outcome, check_name, is_dir};
 use crate::core::batch::{Object, back_pointer};
-use crate::core::cache::{EntryKey, Target};
+use crate::core::cache::{EntryKey, LoadKey, Target};
 use crate::core::event::Effect;
 use crate::core::lease::{Data, Wanted};
-use crate::core::run::{Attempt, Core, Stop};
+use crate::core::run::{Attempt, Core, Stop, Work};
+use crate::core::session::EndStep;
 use crate::keys;
 
 /// What removing a name will do to its inode.
@@ -138,9 +139,11 @@ impl Core {
             .unwrap_or_default();
         if removal.held_open && attempt.session.0 != 0 {
             holders.push(attempt.session);
-            holders.sort_unstable();
-            holders.dedup();
         }
+        let possible = self.possible_holders(ino).into_iter();
+        holders.extend(possible.filter(|holder| *holder != attempt.session));
+        holders.sort_unstable();
+        holders.dedup();
         if holders.is_empty() {
             self.destroy(attempt, ino);
             return false;
@@ -258,7 +261,40 @@ impl Core {
         ino: InodeId,
         session: SessionId,
     ) -> Outcome {
-        self.drop_descriptor(attempt, ino, session)
+        let done = self.drop_descriptor(attempt, ino, session)?;
+        self.end_sessions(Some(EndStep::Orphan(ino)));
+        Ok(done)
+    }
+
+    /// Looks through the strays, a page at a time, for inodes without a name that nobody holds: a
+    /// predecessor may have died between a holder's end and the removal.
+    pub(crate) fn sweep_strays(&mut self, attempt: &mut Attempt) -> Outcome {
+        self.need_dir(attempt, STRAYS)?;
+        let strays = &self.cache.dirs[&STRAYS];
+        if !strays.complete {
+            let after = strays
+                .covered
+                .as_ref()
+                .and_then(|covered| covered.to.clone());
+            return Err(Stop::Load(vec![LoadKey::Directory(STRAYS, after)]));
+        }
+        let nameless: Vec<InodeId> = strays
+            .entries
+            .values()
+            .flatten()
+            .map(|target| target.ino())
+            .filter(|ino| {
+                let slot = self.cache.inodes.get(ino);
+                slot.is_some_and(|slot| slot.inode.nlink == 0)
+            })
+            .collect();
+        for ino in nameless {
+            self.spawn(Work::RemoveOrphan {
+                ino,
+                session: SessionId(0),
+            });
+        }
+        Ok(Reply::default())
     }
 
     fn drop_descriptor(
@@ -270,7 +306,11 @@ impl Core {
         let others = self
             .leases
             .of(ino)
-            .is_some_and(|leases| leases.open.iter().any(|holder| *holder != session));
+            .is_some_and(|leases| leases.open.iter().any(|holder| *holder != session))
+            || self
+                .sessions
+                .iter()
+                .any(|(id, other)| *id != session && other.orphans.contains(&ino));
         let destroy = !others
             && match self.need_inode(attempt, ino, None) {
                 Ok(()) => self.cache.inodes[&ino].inode.nlink == 0,

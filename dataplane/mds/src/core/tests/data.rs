@@ -11,7 +11,7 @@ use hither_proto::stored::ChunkRef;
 use super::world::{World, getattr, unlink};
 use crate::core::Effect;
 
-fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef) {
+pub(super) fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef) {
     let create = Create {
         parent: ROOT.0,
         name: Bytes::copy_from_slice(name.as_bytes()),
@@ -25,7 +25,7 @@ fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef)
     (reply.inode.unwrap().ino, reply.data_lease, reply.chunks[0])
 }
 
-fn report(ino: u64, lease: u64, size: u64, written: Vec<ChunkRef>) -> WriteReport {
+pub(super) fn report(ino: u64, lease: u64, size: u64, written: Vec<ChunkRef>) -> WriteReport {
     WriteReport {
         ino,
         lease,
@@ -36,7 +36,7 @@ fn report(ino: u64, lease: u64, size: u64, written: Vec<ChunkRef>) -> WriteRepor
     }
 }
 
-fn acquire(ino: u64, exclusive: bool) -> Op {
+pub(super) fn acquire(ino: u64, exclusive: bool) -> Op {
     Op::Acquire(Acquire {
         ino,
         hint: None,
@@ -44,7 +44,7 @@ fn acquire(ino: u64, exclusive: bool) -> Op {
     })
 }
 
-fn freed(world: &World) -> usize {
+pub(super) fn freed(world: &World) -> usize {
     world
         .store
         .keys()
@@ -226,6 +226,62 @@ fn a_lost_writer_is_fenced_and_sealed_before_a_reader_gets_in() {
     world.event(event);
     world.settle();
     assert_eq!(world.result(read).unwrap().chunks[0].chunk, chunk.chunk);
+}
+
+/// A write that some members refused: nobody reads before all members agree.
+#[test]
+fn a_torn_chunk_is_sealed_when_its_writer_gives_the_lease_back() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world.hold_data = true;
+    let torn = WriteReport {
+        release: true,
+        torn: vec![chunk],
+        ..report(ino, lease, 3000, vec![chunk])
+    };
+    world.ask(a, Op::WriteReport(torn)).unwrap();
+    let read = world.send(b, acquire(ino, false));
+    world.settle();
+    assert_eq!(world.take(read), None);
+    let Some(Effect::Seal(_, seals)) = world.data_effects.front() else {
+        panic!("no seal")
+    };
+    assert_eq!((seals.len(), seals[0].chunk.0), (1, chunk.chunk));
+    assert!(seals[0].lease.0 > lease);
+    let event = world.data_next().unwrap();
+    world.event(event);
+    world.settle();
+    assert_eq!(world.result(read).unwrap().chunks[0].chunk, chunk.chunk);
+    assert_eq!(freed(&world), 0);
+}
+
+/// A writer reports and gives its lease back before it acknowledges the recall.
+#[test]
+fn a_recalled_lease_may_be_given_back_by_a_report() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world.on_recall = Box::new(|_, _| None);
+    let read = world.send(b, acquire(ino, false));
+    world.settle();
+    assert_eq!(world.take(read), None);
+    let back = WriteReport {
+        release: true,
+        downgrade: true,
+        ..report(ino, lease, 3000, vec![chunk])
+    };
+    world.ask(a, Op::WriteReport(back)).unwrap();
+    assert_eq!(world.take(read), None, "the recall stands");
+    world.answer_recalls();
+    world.settle();
+    let seen = world.result(read).unwrap();
+    assert_eq!((seen.inode.unwrap().size, seen.chunks.len()), (3000, 1));
+    assert_eq!(freed(&world), 0);
+    world.on_recall = Box::new(|_, _| Some(RecallReply::default()));
+    world.recalls.clear();
+    world.ask(b, acquire(ino, true)).unwrap();
+    assert!(world.recalls.iter().any(|(s, _)| *s == a), "it reads on");
 }
 
 #[test]
