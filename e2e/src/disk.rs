@@ -35,23 +35,39 @@ impl SmallDisk {
         }
     }
 
-    /// Leaves so many bytes free.
+    /// Takes all space but so many bytes.
     ///
     /// # Panics
     /// When the disk cannot be filled.
-    pub fn fill(&self, free_bytes: u64) {
+    pub fn fill_up_to(&self, free_bytes: u64) {
         let space = rustix::fs::statvfs(&self.at).expect("the disk's space");
-        let free = space.f_bavail * space.f_frsize;
+        let take = (space.f_bavail * space.f_frsize).saturating_sub(free_bytes);
         let filler = File::create(self.filler()).expect("a file that fills");
-        let take = free.saturating_sub(free_bytes);
         let none = rustix::fs::FallocateFlags::empty();
-        // Metadata of the file system takes some too: the last bytes are taken as they come.
-        for share in [100u64, 99, 98, 95] {
-            if rustix::fs::fallocate(&filler, none, 0, take / 100 * share).is_ok() {
-                return;
+        rustix::fs::fallocate(&filler, none, 0, take).expect("the space is there");
+    }
+
+    /// Takes all the space there is.
+    ///
+    /// # Panics
+    /// When the disk cannot be filled.
+    pub fn fill(&self) {
+        let filler = File::options()
+            .create(true)
+            .append(true)
+            .open(self.filler());
+        let filler = filler.expect("a file that fills");
+        let none = rustix::fs::FallocateFlags::empty();
+        let mut at = filler.metadata().expect("its size").len();
+        // Unwritten extents: quick, and nothing in the file behind the disk.
+        let mut piece = 1u64 << 30;
+        while piece >= PIECE_MIN {
+            match rustix::fs::fallocate(&filler, none, at, piece) {
+                Ok(()) => at += piece,
+                Err(rustix::io::Errno::NOSPC) => piece /= 2,
+                Err(error) => panic!("fill the disk: {error}"),
             }
         }
-        panic!("the disk cannot be filled");
     }
 
     /// Gives the space back.
@@ -75,3 +91,6 @@ impl Drop for SmallDisk {
         }
     }
 }
+
+/// Smallest piece that is taken: a block of the file system.
+const PIECE_MIN: u64 = 4096;

@@ -256,6 +256,35 @@ impl Cluster {
         serde_json::from_slice(&text).ok()
     }
 
+    /// What an administrative command says when it fails; empty when it does not.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    #[must_use]
+    pub fn complaint(&self, args: &[&str]) -> String {
+        let mut command = self.command(None);
+        command.args(["--cluster", &self.address]).args(args);
+        let output = command.output().expect("the binary runs");
+        if output.status.success() {
+            return String::new();
+        }
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// Asks a process of the playground to end and waits until it has.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn end(&self, name: &str) {
+        let all = self.processes();
+        let found = all.iter().find(|p| p["name"] == name);
+        let pid = found.and_then(|p| p["pid"].as_u64()).unwrap_or_default();
+        run(Command::new("kill").args(["-TERM", &pid.to_string()]));
+        eventually(GONE_IN, "the process ends by itself", || {
+            self.state_of(name) == "ended"
+        });
+    }
+
     /// Whether a process of the playground runs (or is paused), `ended` or not.
     #[must_use]
     pub fn state_of(&self, name: &str) -> String {

@@ -9,30 +9,38 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hither_e2e::load::{Early, under_load};
 use hither_e2e::{Cluster, Role, Store, eventually, pattern};
+use hither_net::{Identity, NetError, NoHandler, Reply, connect};
+use hither_proto::common::{Empty, Role as NetRole};
+use hither_proto::kind::Kind;
+use hither_proto::status::Status;
 
 /// What happens to a process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Killed,
     Hangs,
+    /// It is asked to end, and is started again.
+    Ends,
 }
 
 impl Fault {
     fn begin(self, cluster: &Cluster, name: &str) {
-        let verb = match self {
-            Self::Killed => "kill",
-            Self::Hangs => "pause",
-        };
-        cluster.playground(verb, name);
+        match self {
+            Self::Killed => cluster.playground("kill", name),
+            Self::Hangs => cluster.playground("pause", name),
+            Self::Ends => cluster.end(name),
+        }
     }
 
     fn end(self, cluster: &Cluster, name: &str) {
         let verb = match self {
-            Self::Killed => "start",
+            Self::Killed | Self::Ends => "start",
             Self::Hangs => "resume",
         };
         cluster.playground(verb, name);
@@ -51,12 +59,15 @@ rows! {
     embedded_chunkserver_hangs: Embedded Chunkserver Hangs;
     embedded_manager_and_rank_are_killed: Embedded Manager Killed;
     embedded_manager_and_rank_hang: Embedded Manager Hangs;
+    embedded_manager_and_rank_are_restarted: Embedded Manager Ends;
     etcd_chunkserver_is_killed: Etcd Chunkserver Killed;
     etcd_chunkserver_hangs: Etcd Chunkserver Hangs;
     etcd_leading_manager_is_killed: Etcd Manager Killed;
     etcd_leading_manager_hangs: Etcd Manager Hangs;
     etcd_metadata_server_is_killed: Etcd Mds Killed;
+    etcd_leading_manager_is_restarted: Etcd Manager Ends;
     etcd_metadata_server_hangs: Etcd Mds Hangs;
+    etcd_metadata_server_is_restarted: Etcd Mds Ends;
     etcd_itself_is_killed: Etcd Store Killed;
     etcd_itself_hangs: Etcd Store Hangs;
 }
@@ -83,6 +94,12 @@ fn a_process_fails(store: Store, role: Role, fault: Fault) {
         }
         if stands_by || role == Role::Chunkserver {
             more(40);
+        } else if role == Role::Store && fault == Fault::Killed {
+            // The cluster says what it waits for.
+            let said = "the metadata store does not answer";
+            eventually(Duration::from_secs(25), said, || {
+                cluster.complaint(&["status"]).contains(said)
+            });
         } else if fault == Fault::Hangs {
             // Longer than the cluster's own patience with servers and requests.
             std::thread::sleep(HANGS_FOR);
@@ -90,7 +107,13 @@ fn a_process_fails(store: Store, role: Role, fault: Fault) {
         if stands_by {
             assert_ne!(cluster.name_of(role), victim, "another one has taken over");
         }
+        // What a hanging server is asked now it finds when it wakes up and does not know yet.
+        let asked =
+            (fault == Fault::Hangs && stands_by).then(|| Asked::of(&cluster, &victim, role));
         fault.end(&cluster, &victim);
+        if let Some(asked) = asked {
+            asked.must_be_refused();
+        }
         more(40);
         early.verify(&mounts[1]);
         if stands_by {
@@ -107,6 +130,51 @@ fn a_process_fails(store: Store, role: Role, fault: Fault) {
         }
     });
     cluster.wait_whole();
+}
+
+/// A question that waits in the socket of a server which has been overtaken.
+struct Asked(JoinHandle<Result<Reply, NetError>>);
+
+impl Asked {
+    fn of(cluster: &Cluster, name: &str, role: Role) -> Self {
+        let address = cluster.address_of(name);
+        // Listed from memory, without a look at the store: a wrong answer would be easy.
+        let kind = if role == Role::Mds {
+            Kind::SESSION_LIST
+        } else {
+            Kind::CLUSTER_STATUS
+        };
+        Self(std::thread::spawn(move || ask(&address, kind)))
+    }
+
+    fn must_be_refused(self) {
+        match self.0.join().unwrap() {
+            Ok(_) => panic!("an overtaken server answers as if it were not"),
+            Err(NetError::Refused { status, .. }) => {
+                let plain = [Status::RETRY, Status::NOT_LEADER];
+                assert!(plain.contains(&status), "{status}");
+            }
+            // It has closed its connections: as good.
+            Err(_) => {}
+        }
+    }
+}
+
+fn ask(address: &str, kind: Kind) -> Result<Reply, NetError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let identity = Identity {
+        role: NetRole::Admin,
+        boot_id: 1,
+        ..Identity::default()
+    };
+    runtime.block_on(async {
+        let patience = Duration::from_secs(20);
+        let connection = connect(address, &identity, Arc::new(NoHandler), patience).await?;
+        connection.call(kind, &Empty {}, &[], patience).await
+    })
 }
 
 /// One test for each store.

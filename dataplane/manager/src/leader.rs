@@ -38,9 +38,10 @@ pub(crate) async fn stand<S: MetaStore>(
             let other = LeaderRecord::decode(found.value.clone()).map_err(|e| Error::Corrupt {
                 cause: format!("m/leader: {e}"),
             })?;
-            // Our own record is of an attempt whose outcome was not known, or of a term that we gave
-            // up: nobody leads.
-            if other.boot_id != boot_id && unchanged != Some(found.revision) {
+            // Our own record is of an attempt whose outcome was not known, or of a term that was
+            // over: nobody leads.
+            let vacant = other.boot_id == boot_id || other.boot_id == NOBODY;
+            if !vacant && unchanged != Some(found.revision) {
                 return Ok(Election::Other(other.address, found.revision));
             }
             batch.require_revision(Bytes::from_static(LEADER_KEY), found.revision);
@@ -90,10 +91,30 @@ impl Leadership {
     }
 }
 
+impl Leadership {
+    /// Gives the lead up at the end, so that nobody has to wait for it to run out.
+    pub(crate) async fn release<S: MetaStore>(self, store: &S) {
+        let mut batch = Batch::new();
+        self.require(&mut batch);
+        let vacant = LeaderRecord {
+            boot_id: NOBODY,
+            address: String::new(),
+            beat: self.record.beat + 1,
+            term: self.record.term,
+        };
+        batch.put(Bytes::from_static(LEADER_KEY), vacant.encode_to_vec());
+        if let Err(error) = store.commit(batch).await {
+            tracing::debug!(%error, "the lead could not be given up: it runs out");
+        }
+    }
+}
+
 fn term_value(record: &LeaderRecord) -> Bytes {
     Bytes::from(format!("{} {}", record.term, record.boot_id))
 }
 
+/// Boot id of the record of a leader that has ended.
+const NOBODY: u64 = 0;
 /// A leader renews this often.
 pub(crate) const RENEW: Duration = Duration::from_secs(1);
 /// A record that did not change for this long belongs to a leader that is gone; the leader itself

@@ -245,6 +245,12 @@ impl<S: MetaStore> Task<S> {
             tokio::select! {
                 message = messages.recv() => match message {
                     Some(Message::Shutdown(done)) => {
+                        if let Some(leadership) = self.leadership.take() {
+                            let end = leadership.release(&*self.store);
+                            // A store that is away is not waited for.
+                            let _ = tokio::time::timeout(leader::RENEW, end).await;
+                        }
+                        self.subscribers.close_all();
                         // Whoever asked may have gone: the manager stops all the same.
                         let _ = done.send(());
                         return;
@@ -300,8 +306,13 @@ impl<S: MetaStore> Task<S> {
 
     async fn request(&mut self, incoming: Incoming, responder: Responder) {
         if !self.leads() {
+            let text = if self.store_is_away {
+                "no manager leads: the metadata store does not answer"
+            } else {
+                "this manager does not lead"
+            };
             let failure = Failure {
-                text: "this manager does not lead".into(),
+                text: text.into(),
                 hint_address: self.hint.clone(),
                 ..Failure::default()
             };

@@ -107,7 +107,8 @@ impl ManagerLink {
     /// Asks the leader, looking for it if need be.
     ///
     /// # Errors
-    /// What the leader answers; `Timeout` when none answers in time.
+    /// What the leader answers; when there is none in time, `Refused` with `NOT_LEADER` and the
+    /// reason if a manager knows one, else `Timeout`.
     pub async fn call(
         &self,
         kind: Kind,
@@ -186,12 +187,14 @@ impl Shared {
     ) -> Result<Reply, NetError> {
         let deadline = Instant::now() + timeout;
         let mut pause = PAUSE_MIN;
+        // Why nobody leads says more than that nobody does.
+        let mut refused = None;
         loop {
             let candidates = self.addresses.lock().clone();
             for address in &candidates {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
-                    return Err(timed_out(kind, timeout));
+                    return Err(refused.unwrap_or_else(|| timed_out(kind, timeout)));
                 }
                 let one = left.min(TRY_MAX);
                 match self.pool.call(address, kind, message, &[], one).await {
@@ -200,10 +203,11 @@ impl Shared {
                         return Ok(reply);
                     }
                     Err(NetError::Refused {
-                        status: Status::NOT_LEADER,
+                        status: status @ Status::NOT_LEADER,
                         failure,
                     }) => {
                         self.take_hint(&failure);
+                        refused = Some(NetError::Refused { status, failure });
                     }
                     Err(NetError::Refused {
                         status: Status::RETRY,
@@ -218,7 +222,7 @@ impl Shared {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left <= pause {
-                return Err(timed_out(kind, timeout));
+                return Err(refused.unwrap_or_else(|| timed_out(kind, timeout)));
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);

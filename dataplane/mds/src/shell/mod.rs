@@ -86,7 +86,7 @@ pub struct RankServer {
     stopped: Arc<Notify>,
     /// Gives the rank up at the end.
     release: Option<Release>,
-    _background: Background,
+    background: Background,
 }
 
 struct Release(BoxFuture<'static, ()>);
@@ -193,7 +193,7 @@ impl RankServer {
             epoch,
             stopped,
             release,
-            _background: background,
+            background,
         })
     }
 
@@ -222,6 +222,8 @@ impl RankServer {
             && waiting.await.is_ok()
             && let Some(release) = self.release.take()
         {
+            // Nobody renews any more.
+            drop(std::mem::take(&mut self.background));
             release.0.await;
         }
     }
