@@ -76,6 +76,10 @@ impl Client {
     /// # Errors
     /// `ENOENT`, `ENOTDIR` and what the metadata server says.
     pub async fn lookup(&self, dir: InodeId, name: &Bytes) -> Result<Found, FsError> {
+        if name.len() > hither_proto::ids::NAME_MAX {
+            // Also where every name is known: it is not merely absent.
+            return Err(Errno::ENAMETOOLONG.into());
+        }
         let inner = &self.inner;
         match inner.cache.lookup(dir, name) {
             Known::Absent if inner.is_valid(dir) => return Err(Errno::ENOENT.into()),
