@@ -250,6 +250,11 @@ pub(crate) enum Cs {
         #[arg(value_parser = ["on", "off"])]
         state: String,
     },
+    /// Forget a chunkserver that is down and will not come back: its copies are made elsewhere
+    Forget {
+        /// Chunkserver id
+        id: u64,
+    },
 }
 
 #[derive(Debug, clap::Args)]

@@ -45,6 +45,8 @@ pub struct ManagerConfig {
     pub default_class: String,
     /// What kind of store this is, for people.
     pub store_name: String,
+    /// Time a chunkserver may be down before its copies are made elsewhere.
+    pub repair_after: Duration,
 }
 
 /// Why a manager could not start.
@@ -290,6 +292,12 @@ impl<S: MetaStore> Task<S> {
         for id in decide::lost_servers(&self.state, &self.liveness, now) {
             tracing::warn!(%id, "chunkserver is silent: taken as lost");
             let next = decide::server_lost(&self.state, id);
+            self.adopt(next).await;
+        }
+        let repair_after = self.config.repair_after;
+        for id in decide::gone_servers(&self.state, &self.liveness, repair_after, now) {
+            tracing::warn!(%id, "chunkserver is down for long: its copies are made elsewhere");
+            let next = decide::server_gone(&self.state, id);
             self.adopt(next).await;
         }
     }

@@ -21,6 +21,8 @@ pub struct ServerState {
     pub manual_labels: Vec<String>,
     /// Repairs nothing for now.
     pub maintenance: bool,
+    /// Down for so long that its copies are made elsewhere. Not stored: a new leader waits anew.
+    pub gone: bool,
 }
 
 /// What groups are made for: a definition with its mode, shared by classes that say the same.
@@ -271,6 +273,7 @@ fn decode_server(record: ServerRecord) -> Result<ServerState, String> {
         own_labels: record.own_labels,
         manual_labels: record.manual_labels,
         maintenance: record.maintenance,
+        gone: false,
     })
 }
 

@@ -258,12 +258,18 @@ async fn follow(shared: Weak<Shared>) {
             .await;
         match subscribed.and_then(|reply| reply.decode::<ClusterMap>()) {
             Ok(map) => {
+                // Managers may tell addresses that are of no use here: the one that answered stays
+                // the first.
+                let served = link.addresses.lock().first().cloned();
                 link.take(&map);
-                let first = link.addresses.lock().first().cloned();
-                let live = first.and_then(|address| link.pool.live(&address));
+                let live = served.and_then(|address| {
+                    link.prefer(&address);
+                    link.pool.live(&address)
+                });
                 drop(link);
-                if let Some(connection) = live {
-                    watch_over(&shared, &connection).await;
+                match live {
+                    Some(connection) => watch_over(&shared, &connection).await,
+                    None => tokio::time::sleep(PAUSE_MIN).await,
                 }
             }
             Err(error) => {

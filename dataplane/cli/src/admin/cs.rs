@@ -8,7 +8,7 @@ use hither_net::{NetError, NoHandler, connect};
 use hither_proto::chunk::StatusReply;
 use hither_proto::common::Empty;
 use hither_proto::kind::Kind;
-use hither_proto::manager::{ClusterStatus, ServerLabel, ServerMaintenance};
+use hither_proto::manager::{ClusterStatus, ServerForget, ServerLabel, ServerMaintenance};
 use hither_proto::map::ServerState;
 use serde::Serialize;
 
@@ -64,6 +64,11 @@ pub(crate) async fn run(cs: Cs, cluster: Option<String>, output: Output) -> anyh
             };
             cluster::ask(&link, Kind::SERVER_MAINTENANCE, &message).await?;
             output.done(&format!("chunkserver {id}: maintenance {state}"));
+            Ok(())
+        }
+        Cs::Forget { id } => {
+            cluster::ask(&link, Kind::SERVER_FORGET, &ServerForget { server: id }).await?;
+            output.done(&format!("chunkserver {id} is forgotten"));
             Ok(())
         }
     }

@@ -42,6 +42,8 @@ struct Config {
     early_answers: bool,
     /// Inodes a rank keeps in memory.
     cached_inodes_max: usize,
+    /// Milliseconds a chunkserver may be down before its copies are made elsewhere. Default 600000.
+    repair_after_ms: u64,
 }
 
 impl Default for Config {
@@ -58,6 +60,7 @@ impl Default for Config {
             session_lease_ms: 15_000,
             early_answers: true,
             cached_inodes_max: 1_000_000,
+            repair_after_ms: 600_000,
         }
     }
 }
@@ -119,6 +122,7 @@ async fn with_store<S: hither_metastore::MetaStore>(
             locations: config.locations,
             session_lease,
             default_class: config.default_class.clone(),
+            repair_after: Duration::from_millis(config.repair_after_ms),
             store_name: if embedded { "embedded" } else { "etcd" }.into(),
         },
         Arc::clone(&store),

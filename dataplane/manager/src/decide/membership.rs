@@ -170,6 +170,53 @@ pub fn lost_servers(state: &State, liveness: &Liveness, now: Duration) -> Vec<Ch
         .collect()
 }
 
+/// Servers that have been down for longer than `repair_after` and are not in maintenance.
+#[must_use]
+pub fn gone_servers(
+    state: &State,
+    liveness: &Liveness,
+    repair_after: Duration,
+    now: Duration,
+) -> Vec<ChunkserverId> {
+    let down = state.servers.iter().filter(|(_, server)| {
+        let down = server.shown.state == i32::from(Shown::Down);
+        down && !server.maintenance && !server.gone
+    });
+    let silent = |id: &ChunkserverId| {
+        let last = liveness.last.get(id);
+        last.is_none_or(|last| *last + repair_after < now)
+    };
+    down.map(|(id, _)| *id).filter(silent).collect()
+}
+
+/// The copies of a server are made elsewhere from now on.
+#[must_use]
+pub fn server_gone(state: &State, id: ChunkserverId) -> State {
+    let mut next = state.clone();
+    if let Some(server) = next.servers.get_mut(&id) {
+        server.gone = true;
+    }
+    next
+}
+
+/// A server that will not come back is forgotten: its copies are made elsewhere at once.
+///
+/// # Errors
+/// When there is no such server, or it is up.
+pub fn server_forgotten(state: &State, id: ChunkserverId) -> Result<State, String> {
+    let mut next = state.clone();
+    let server = next
+        .servers
+        .remove(&id)
+        .ok_or_else(|| format!("there is no chunkserver {id}"))?;
+    if server.shown.state != i32::from(Shown::Down) {
+        return Err(format!(
+            "chunkserver {id} is up: stop it first, and forget it when it is down"
+        ));
+    }
+    Ok(next)
+}
+
 /// A server is taken as lost: it leaves the in-sync set of all its groups.
 #[must_use]
 pub fn server_lost(state: &State, id: ChunkserverId) -> State {
@@ -261,6 +308,7 @@ fn describe(state: &mut State, id: ChunkserverId, said: &Chunkserver) {
         }
     }
     server.own_labels = std::mem::take(&mut shown.labels);
+    server.gone = false;
     server.shown = shown;
     show_labels(server);
 }

@@ -9,7 +9,8 @@ pub use classes::{ClassOutcome, class_deleted, class_set};
 pub use groups::plan;
 pub use links::{chain_exists, link_broken};
 pub use membership::{
-    Beat, Liveness, beat, labels_changed, lost_servers, maintenance_changed, server_lost,
+    Beat, Liveness, beat, gone_servers, labels_changed, lost_servers, maintenance_changed,
+    server_forgotten, server_gone, server_lost,
 };
 
 use hither_proto::ids::{ChunkserverId, GroupId};
