@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 
-use hither_e2e::{Cluster, drop_caches, pattern, try_hither};
+use hither_e2e::{Cluster, drop_caches, hither, pattern, try_hither};
 
 #[test]
 fn two_mounts_see_each_others_changes_at_once() {
@@ -148,4 +148,25 @@ fn a_preference_that_does_not_parse_mounts_nothing() {
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert!(said.contains("no manager answers"), "{said}");
     fs::remove_dir(&dir).unwrap();
+}
+
+#[test]
+fn quotas_are_shown_with_what_is_used() {
+    let mut cluster = Cluster::up("a", 1, &[]);
+    let at = cluster.mount("m", "");
+    let dir = at.join("limited");
+    fs::create_dir(&dir).unwrap();
+    let path = dir.display().to_string();
+    hither(&["quota", &path, "--bytes", "1MiB", "--inodes", "10"]);
+    let mut file = fs::File::create(dir.join("f")).unwrap();
+    file.write_all(&pattern(1, 0, 300_000)).unwrap();
+    file.sync_all().unwrap();
+    let shown: serde_json::Value =
+        serde_json::from_str(&hither(&["--json", "quota", &path])).unwrap();
+    assert_eq!(shown["bytes"], 1 << 20);
+    assert_eq!(shown["inodes"], 10);
+    assert_eq!(shown["used_bytes"], 300_000);
+    assert_eq!(shown["used_inodes"], 1);
+    let refused = try_hither(&["quota", &dir.join("f").display().to_string()]);
+    assert!(!refused.status.success());
 }

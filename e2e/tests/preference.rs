@@ -10,7 +10,9 @@ use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-use hither_e2e::{Cluster, drop_caches, eventually, locality, pattern, read_bytes, servers_of};
+use hither_e2e::{
+    Cluster, drop_caches, eventually, locality, pattern, read_bytes, servers_of, write_stable,
+};
 
 /// Two mounts of the same files prefer different servers and do not affect each other.
 #[test]
@@ -19,9 +21,8 @@ fn opposite_preferences_at_the_same_time() {
     let a = cluster.mount("a", "preflabels=zone=a,clientZone=a,clientNode=pod");
     let b = cluster.mount("b", "preflabels=zone=b,clientZone=b,clientNode=pod");
     for n in 0..20u64 {
-        fs::write(a.join(format!("f{n}")), pattern(n, 0, 300_000)).unwrap();
+        write_stable(&a.join(format!("f{n}")), &pattern(n, 0, 300_000));
     }
-    rustix::fs::sync();
     drop_caches();
     std::thread::scope(|scope| {
         for mount in [&a, &b] {
@@ -67,8 +68,7 @@ fn writes_go_to_the_best_ranked_server_first() {
     for (name, zone) in [("x", "b"), ("y", "a")] {
         let options = format!("preflabels=zone={zone},clientZone={zone},clientNode=pod");
         let at = cluster.mount(name, &options);
-        fs::write(at.join(name), pattern(1, 0, 2_000_000)).unwrap();
-        fs::File::open(at.join(name)).unwrap().sync_all().unwrap();
+        write_stable(&at.join(name), &pattern(1, 0, 2_000_000));
         let report = locality(&at);
         let written = |locality: &str| {
             report["by_locality"][locality]["write_bytes"]
@@ -85,8 +85,7 @@ fn writes_go_to_the_best_ranked_server_first() {
 fn labels_change_under_load() {
     let mut cluster = Cluster::up("a,b", 1, &[]);
     let at = cluster.mount("m", "preflabels=X,clientNode=pod");
-    fs::write(at.join("f"), pattern(3, 0, 1_000_000)).unwrap();
-    rustix::fs::sync();
+    write_stable(&at.join("f"), &pattern(3, 0, 1_000_000));
     let first = |at: &std::path::Path| servers_of(&at.join("f"))[0]["server"].as_u64().unwrap();
     let ids: Vec<u64> = cluster
         .admin(&["cs", "ls"])
@@ -133,8 +132,7 @@ fn no_preference_and_one_nothing_matches() {
 fn a_paused_preferred_server_is_overtaken() {
     let mut cluster = Cluster::up("a,b", 1, &[]);
     let at = cluster.mount("m", "preflabels=zone=a,kernelReadAhead=0,readAhead=0");
-    fs::write(at.join("f"), pattern(7, 0, 8_000_000)).unwrap();
-    rustix::fs::sync();
+    write_stable(&at.join("f"), &pattern(7, 0, 8_000_000));
     drop_caches();
     let file = fs::File::open(at.join("f")).unwrap();
     let mut buffer = vec![0; 100_000];

@@ -48,9 +48,11 @@ impl Core {
         Ok(space)
     }
 
-    /// Refuses new copies on a disk that is nearly full.
+    /// Refuses new copies on a disk that is nearly full: well below the floor at which the disk says
+    /// that it is full, since who chooses disks learns that a little later.
     pub(crate) fn check_floor(&self, how: How) -> Result<(), Stop> {
-        self.take_room(how, u64::from(BLOCK), self.options.floor_bytes)
+        let floor = self.options.floor_bytes / FLOOR_GRACE;
+        self.take_room(how, u64::from(BLOCK), floor)
     }
 
     /// Refuses what would make a copy larger on a disk that is nearly full. Blocks that the copy
@@ -63,7 +65,7 @@ impl Core {
         entry: &Entry,
         range: &Range<u32>,
     ) -> Result<(), Stop> {
-        let floor = self.options.floor_bytes;
+        let floor = self.options.floor_bytes / FLOOR_GRACE;
         let end = entry.length.next_multiple_of(BLOCK);
         let new_bytes = range.end.saturating_sub(range.start.max(end));
         if new_bytes > 0 {
@@ -137,3 +139,5 @@ impl Core {
 
 /// This part of a segment is kept while no other one is ready.
 const RESERVE_PART: u64 = 8;
+/// New copies are refused at the floor divided by this.
+const FLOOR_GRACE: u64 = 2;

@@ -232,6 +232,8 @@ pub(crate) struct Chunkserver {
 pub(crate) enum Cs {
     /// List chunkservers
     Ls,
+    /// What each chunkserver has done since it was started
+    Stat,
     /// Change labels: +A, -B, key=value, -key
     Label {
         /// Chunkserver id
@@ -328,12 +330,17 @@ pub(crate) enum Sclass {
 pub(crate) struct Quota {
     /// A directory on a mount
     pub(crate) path: PathBuf,
-    /// Limit in bytes (0: none)
-    #[arg(long)]
+    /// Limit in bytes, such as 10GiB (0: none)
+    #[arg(long, value_parser = quota_bytes)]
     pub(crate) bytes: Option<u64>,
     /// Limit in inodes (0: none)
     #[arg(long)]
     pub(crate) inodes: Option<u64>,
+}
+
+fn quota_bytes(text: &str) -> Result<u64, String> {
+    let bytes = hither_mount::options::size("bytes", text).map_err(|error| error.to_string())?;
+    u64::try_from(bytes).map_err(|error| error.to_string())
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,7 +1,7 @@
 //! The client: parts and their life.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use hither_proto::ids::{Epoch, GroupId, InodeId, MapVersion, NameHash, RankId};
 use hither_proto::meta::{Reply, request::Op};
 use hither_proto::status::{Errno, Status};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
 use crate::config::ClientConfig;
 use crate::counters::{Counters, LocalityReport};
 use crate::error::FsError;
-use crate::file::{File, Lease};
+use crate::file::{File, Lease, OpenFile};
 use crate::servers::Servers;
 use crate::session::{AskError, How, Session, SessionOwner};
 
@@ -33,8 +33,8 @@ use crate::session::{AskError, How, Session, SessionOwner};
 pub trait KernelCaches: Send + Sync + 'static {
     /// Attributes of an inode, and with `data` its pages.
     fn forget_inode(&self, ino: InodeId, data: bool) -> BoxFuture<'static, ()>;
-    /// An entry of a directory.
-    fn forget_entry(&self, dir: InodeId, name: Bytes) -> BoxFuture<'static, ()>;
+    /// An entry of a directory, or with an empty name all of them.
+    fn forget_entries(&self, dir: InodeId, name: &Bytes) -> BoxFuture<'static, ()>;
 }
 
 /// For front ends without a kernel behind them.
@@ -46,7 +46,7 @@ impl KernelCaches for NoKernelCaches {
         Box::pin(std::future::ready(()))
     }
 
-    fn forget_entry(&self, _: InodeId, _: Bytes) -> BoxFuture<'static, ()> {
+    fn forget_entries(&self, _: InodeId, _: &Bytes) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
 }
@@ -89,9 +89,15 @@ pub(crate) struct Inner {
     pub(crate) dirty_bytes: AtomicUsize,
     pub(crate) dirty_less: Notify,
     pub(crate) unsynced_bytes: AtomicUsize,
+    /// Everything is being made stable.
+    pub(crate) stabilising: AtomicBool,
+    /// Bytes that may be read ahead still.
+    pub(crate) ahead: Arc<Semaphore>,
     identity: Identity,
     sessions: Mutex<BTreeMap<RankId, Arc<Session>>>,
     files: Mutex<BTreeMap<InodeId, Arc<File>>>,
+    /// Descriptors that read ahead.
+    pub(crate) streams: Mutex<Vec<Weak<OpenFile>>>,
     operations: AtomicU64,
 }
 
@@ -121,9 +127,14 @@ impl Client {
             dirty_bytes: AtomicUsize::new(0),
             dirty_less: Notify::new(),
             unsynced_bytes: AtomicUsize::new(0),
+            stabilising: AtomicBool::new(false),
+            ahead: Arc::new(Semaphore::new(
+                config.read_ahead_bytes_max.min(Semaphore::MAX_PERMITS),
+            )),
             identity,
             sessions: Mutex::default(),
             files: Mutex::default(),
+            streams: Mutex::default(),
             operations: AtomicU64::new(0),
             link,
             config,
@@ -140,7 +151,7 @@ impl Client {
             .ready(deadline)
             .await
             .map_err(StartError::NoSession)?;
-        tokio::spawn(tidy(Arc::downgrade(&inner)));
+        tokio::spawn(crate::tidy::tidy(Arc::downgrade(&inner)));
         Ok(Self { inner })
     }
 
@@ -194,7 +205,8 @@ impl Client {
     pub async fn sync_all(&self) -> Result<(), FsError> {
         let mut first = Ok(());
         for file in self.inner.all_files() {
-            first = first.and(self.inner.fsync(&file).await);
+            let safe = self.inner.make_safe(&file).await;
+            first = first.and(safe).and(file.data.lock().errors.untold());
         }
         let sessions: Vec<Arc<Session>> = self.inner.sessions.lock().values().cloned().collect();
         for session in sessions {
@@ -255,7 +267,7 @@ impl Inner {
         self.session(self.rank_of_inode(ino))
     }
 
-    fn rank_of_inode(&self, ino: InodeId) -> RankId {
+    pub(crate) fn rank_of_inode(&self, ino: InodeId) -> RankId {
         match self.cache.hint(ino) {
             Some(hint) => self.rank_of_name(InodeId(hint.parent), &hint.name),
             None => self.rank_of_name(ino, b""),
@@ -308,7 +320,7 @@ impl Inner {
         self.ask_rank(self.rank_of_name(dir, name), op, how).await
     }
 
-    async fn ask_rank(&self, first: RankId, op: Op, how: How) -> Result<Reply, FsError> {
+    pub(crate) async fn ask_rank(&self, first: RankId, op: Op, how: How) -> Result<Reply, FsError> {
         self.operations.fetch_add(1, Ordering::Relaxed);
         let mut rank = first;
         for _ in 0..HOPS_MAX {
@@ -343,6 +355,36 @@ impl Inner {
         self.files.lock().values().cloned().collect()
     }
 
+    pub(crate) fn file_count(&self) -> usize {
+        self.files.lock().len()
+    }
+
+    /// Forgets files of which nothing is held. The caller holds an `Arc` of each.
+    pub(crate) fn forget_given_back(&self, given: &[InodeId]) {
+        let mut known = self.files.lock();
+        for ino in given {
+            let idle = known.get(ino).is_some_and(|file| {
+                file.handles.lock().open == 0
+                    && file.lease() == Lease::None
+                    && Arc::strong_count(file) <= 2
+            });
+            if idle {
+                known.remove(ino);
+            }
+        }
+    }
+
+    /// Forgets a file of which nothing is held. The caller holds its gate and an `Arc` from
+    /// [`all_files`](Self::all_files).
+    pub(crate) fn forget_if_unused(&self, file: &Arc<File>) {
+        let mut files = self.files.lock();
+        let told = file.data.lock().errors.untold().is_ok();
+        // The map's, the list's and the caller's.
+        if file.handles.lock().open == 0 && told && Arc::strong_count(file) <= 3 {
+            files.remove(&file.ino);
+        }
+    }
+
     pub(crate) fn files_with_dirty_data(&self) -> Vec<Arc<File>> {
         let files = self.files.lock();
         files
@@ -356,39 +398,9 @@ impl Inner {
     pub(crate) fn drop_file(&self, file: &File) {
         let gone = FsError::from(Errno::ENOENT);
         self.lose_file(file, &gone);
-        file.data.lock().error = None;
+        file.data.lock().errors.forget();
         self.files.lock().remove(&file.ino);
         self.cache.remove(file.ino);
-    }
-}
-
-/// Now and then: flushes what stays unsynced for long, gives back leases nobody uses.
-async fn tidy(weak: Weak<Inner>) {
-    loop {
-        tokio::time::sleep(TIDY).await;
-        let Some(inner) = weak.upgrade() else { return };
-        let much =
-            inner.unsynced_bytes.load(Ordering::Acquire) > inner.config.unsynced_bytes_max / 2;
-        for file in inner.all_files() {
-            let (unsynced, idle, dirty) = {
-                let data = file.data.lock();
-                let dirty = !data.dirty.is_empty() && !data.flusher_runs;
-                let idle = file.handles.lock().open == 0 && data.in_flight.is_empty();
-                (!data.unsynced.is_empty(), idle, dirty)
-            };
-            if dirty {
-                // Written long enough ago, or not taken when it was sent before.
-                inner.flush_dirty(&file, false).await;
-            }
-            if unsynced
-                && (much || idle)
-                && let Err(error) = inner.flush_stable(&file).await
-            {
-                // It is kept, and tried again the next time.
-                tracing::debug!(ino = %file.ino, %error, "data is not stable yet");
-            }
-        }
-        inner.forget_idle_files().await;
     }
 }
 
@@ -433,37 +445,8 @@ impl Inner {
 
     async fn end_file(&self, file: &Arc<File>) -> Result<(), FsError> {
         let _alone = file.gate.write().await;
-        let mut ended = Ok(());
-        if let Some(report) = self.give_back(file, Lease::None).await {
-            ended = self.send_report(file, report, true).await;
-        }
-        ended.and(file.take_error())
-    }
-
-    /// Keeps the number of files whose leases are held without need within bounds.
-    async fn forget_idle_files(self: &Arc<Self>) {
-        let surplus = self.files.lock().len().saturating_sub(IDLE_FILES_MAX);
-        let mut left = surplus;
-        for file in self.all_files() {
-            if left == 0 {
-                return;
-            }
-            if file.handles.lock().open > 0 {
-                continue;
-            }
-            let _alone = file.gate.write().await;
-            if let Some(report) = self.give_back(&file, Lease::None).await
-                && let Err(error) = self.send_report(&file, report, false).await
-            {
-                tracing::debug!(ino = %file.ino, %error, "a lease could not be given back");
-                continue;
-            }
-            let unused = file.handles.lock().open == 0 && file.data.lock().error.is_none();
-            if unused && Arc::strong_count(&file) <= 3 {
-                self.files.lock().remove(&file.ino);
-            }
-            left -= 1;
-        }
+        let ended = self.give_back(file, Lease::None).await;
+        ended.and(file.data.lock().errors.untold())
     }
 }
 
@@ -476,7 +459,3 @@ const MAP_TIMEOUT: Duration = Duration::from_secs(2);
 const MAP_PAUSE: Duration = Duration::from_millis(20);
 /// Deepest directory for which an owner is looked for.
 const DEPTH_MAX: usize = 65_536;
-/// How often the client looks after itself.
-const TIDY: Duration = Duration::from_secs(2);
-/// Files without descriptors whose leases are kept.
-const IDLE_FILES_MAX: usize = 20_000;

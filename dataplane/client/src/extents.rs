@@ -98,6 +98,17 @@ impl Extents {
             .collect()
     }
 
+    /// Numbers of the pieces of `piece` bytes in which anything lies.
+    pub(crate) fn chunks(&self, piece: u64) -> Vec<u32> {
+        let mut all = Vec::new();
+        for (offset, data) in &self.map {
+            let last = (offset + data.len() as u64 - 1) / piece;
+            all.extend((offset / piece..=last).filter_map(|n| u32::try_from(n).ok()));
+        }
+        all.dedup();
+        all
+    }
+
     /// Whether anything lies in the range.
     pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
         !self.within(range).is_empty()

@@ -1,20 +1,22 @@
 //! A file's data as this mount holds it: lease, references, what is not on the servers yet.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use hither_proto::ids::{BootId, ChunkserverId, InodeId, LeaseId};
-use hither_proto::meta::{Acquire, ChunkRefs, Reply, WriteReport, request::Op};
-use hither_proto::status::{Errno, Status};
+use bytes::Bytes;
+use hither_proto::ids::{BootId, CHUNK_SIZE, ChunkserverId, InodeId, LeaseId};
+use hither_proto::meta::{Reply, WriteReport};
 use hither_proto::stored::ChunkRef;
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::sync::Notify;
 
-use crate::client::Inner;
 use crate::error::FsError;
+use crate::errors::{Seen, WriteErrors};
 use crate::extents::Extents;
 use crate::read::Stream;
-use crate::session::How;
 
 /// Data lease of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,10 +35,26 @@ pub(crate) struct Unsynced {
     pub(crate) boots: BTreeMap<ChunkserverId, BootId>,
 }
 
+impl Unsynced {
+    /// Whether one of these servers has restarted since it acknowledged some of the data.
+    pub(crate) fn restarted(&self, boots: &[(ChunkserverId, BootId)]) -> bool {
+        boots
+            .iter()
+            .any(|(server, boot)| self.boots.get(server).is_some_and(|known| known != boot))
+    }
+}
+
 /// State of a file's data.
 #[derive(Debug, Default)]
 pub(crate) struct Data {
     pub(crate) lease: Lease,
+    /// Raised whenever a lease begins or ends: what was begun under another one does not count.
+    pub(crate) tenure: u64,
+    /// A lease is being asked for.
+    asking: bool,
+    /// Recalls that were acknowledged although what they named was not held: a grant that was on
+    /// its way then is void.
+    pub(crate) declined: u64,
     pub(crate) size: u64,
     pub(crate) mtime: i64,
     pub(crate) refs: BTreeMap<u32, ChunkRef>,
@@ -50,6 +68,12 @@ pub(crate) struct Data {
     pub(crate) in_flight: Extents,
     /// Acknowledged, not flushed; by chunk index.
     pub(crate) unsynced: BTreeMap<u32, Unsynced>,
+    /// Chunks no flush has covered yet: a member that lacks one may make it.
+    pub(crate) young: BTreeSet<u32>,
+    /// Chunks written under this lease whose open marks stand.
+    pub(crate) marked: BTreeSet<u32>,
+    /// Chunks of which some members may hold what others refused: sealed when the lease ends.
+    pub(crate) torn: BTreeSet<u32>,
     /// Pieces that hold data the metadata server has not heard of.
     pub(crate) unreported: BTreeSet<u32>,
     /// Size or times the metadata server has not heard of.
@@ -58,11 +82,16 @@ pub(crate) struct Data {
     pub(crate) chains: BTreeMap<u32, u32>,
     /// Bytes the quota leaves for growth beyond the size at the time of the lease.
     pub(crate) size_max: u64,
-    /// Kept for the next fsync or close.
-    pub(crate) error: Option<FsError>,
+    /// For the next fsync or close.
+    pub(crate) errors: WriteErrors,
     /// Raised whenever what was read before may be outdated.
     pub(crate) generation: u64,
     pub(crate) flusher_runs: bool,
+    /// Rounds of tidying in which something was unreported, and in which nothing happened.
+    pub(crate) ticks_unreported: u32,
+    pub(crate) ticks_idle: u32,
+    /// Something was sent to a chunkserver under the lease, whatever became of it.
+    pub(crate) sent: bool,
 }
 
 /// A file this mount has something of.
@@ -70,12 +99,19 @@ pub(crate) struct Data {
 pub(crate) struct File {
     pub(crate) ino: InodeId,
     pub(crate) data: Mutex<Data>,
-    /// Writers hold it shared while they put data in; a recall holds it alone for its last step.
-    pub(crate) gate: tokio::sync::RwLock<()>,
+    /// Held shared by whoever uses the lease, alone by who ends it. Nobody waits for the metadata
+    /// server to give something while holding it.
+    pub(crate) gate: Arc<tokio::sync::RwLock<()>>,
+    /// A request for a lease has ended.
+    asked: Notify,
+    /// Reads begun.
+    reads: AtomicU64,
     /// One request for a lease at a time.
-    pub(crate) acquiring: tokio::sync::Mutex<()>,
+    pub(crate) acquiring: Arc<tokio::sync::Mutex<()>>,
     /// One flusher at a time.
     pub(crate) flushing: tokio::sync::Mutex<()>,
+    /// One at a time makes data stable: who waits for it finds everything of the other stable too.
+    pub(crate) syncing: tokio::sync::Mutex<()>,
     pub(crate) handles: Mutex<Handles>,
 }
 
@@ -94,6 +130,7 @@ pub(crate) struct Handles {
 pub struct OpenFile {
     pub(crate) file: Arc<File>,
     pub(crate) stream: Mutex<Stream>,
+    pub(crate) seen: Mutex<Seen>,
     /// Writes go to the end of the file.
     pub append: bool,
     /// Every write waits for stable storage.
@@ -101,6 +138,22 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
+    pub(crate) fn new(file: Arc<File>, append: bool, sync: bool) -> Self {
+        let seen = file.data.lock().errors.begin();
+        Self {
+            file,
+            stream: Mutex::default(),
+            seen: Mutex::new(seen),
+            append,
+            sync,
+        }
+    }
+
+    /// Errors of written data this descriptor has not been told of.
+    pub(crate) fn told(&self) -> Result<(), FsError> {
+        self.file.data.lock().errors.tell(&mut self.seen.lock())
+    }
+
     /// Number of the inode.
     #[must_use]
     pub fn ino(&self) -> InodeId {
@@ -113,9 +166,12 @@ impl File {
         Arc::new(Self {
             ino,
             data: Mutex::default(),
-            gate: tokio::sync::RwLock::new(()),
-            acquiring: tokio::sync::Mutex::new(()),
+            gate: Arc::default(),
+            asked: Notify::new(),
+            reads: AtomicU64::new(0),
+            acquiring: Arc::default(),
             flushing: tokio::sync::Mutex::new(()),
+            syncing: tokio::sync::Mutex::new(()),
             handles: Mutex::default(),
         })
     }
@@ -130,11 +186,75 @@ impl File {
         matches!(data.lease, Lease::Exclusive(_)).then_some((data.size, data.mtime))
     }
 
-    /// Takes in what a reply gives under a data lease.
-    pub(crate) fn take_grant(&self, reply: &Reply) {
+    /// A read begins: what the kernel was told to forget before may come back into its caches.
+    pub(crate) fn read_begins(&self) {
+        self.reads.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn reads_begun(&self) -> u64 {
+        self.reads.load(Ordering::Acquire)
+    }
+
+    /// A lease is being recalled that this mount has been given but does not hold yet: waits until
+    /// it has taken it in and (with the gate) used it once, so that mounts that want the same file
+    /// all make progress.
+    pub(crate) async fn await_grant(&self, lease: u64) {
+        let taken = async {
+            loop {
+                let mut asked = std::pin::pin!(self.asked.notified());
+                asked.as_mut().enable();
+                {
+                    let data = self.data.lock();
+                    if !data.asking || data.holds(lease) {
+                        return;
+                    }
+                }
+                asked.await;
+            }
+        };
+        // A grant that was lost with a connection never comes.
+        let _ = tokio::time::timeout(GRANT_WAIT, taken).await;
+    }
+}
+
+impl File {
+    /// A lease is asked for; how many recalls were declined so far.
+    pub(crate) fn ask_begins(&self) -> u64 {
         let mut data = self.data.lock();
+        data.asking = true;
+        data.declined
+    }
+
+    /// The answer has been taken in, or there is none.
+    pub(crate) fn ask_ended(&self) {
+        self.data.lock().asking = false;
+        self.asked.notify_waiters();
+    }
+}
+
+impl Data {
+    /// Whether a recall of this lease has something to take back.
+    fn holds(&self, lease: u64) -> bool {
+        match self.lease {
+            Lease::None => false,
+            Lease::Shared => lease == SHARED,
+            Lease::Exclusive(_) => true,
+        }
+    }
+
+    /// A recall is about to be acknowledged.
+    pub(crate) fn note_recall(&mut self, lease: u64) {
+        if !self.holds(lease) {
+            self.declined += 1;
+        }
+    }
+
+    /// Takes in what a reply gives under a data lease.
+    pub(crate) fn take_grant(&mut self, reply: &Reply) {
+        let data = self;
         let exclusive = reply.data_exclusive;
         let fresh = !matches!(data.lease, Lease::Exclusive(_));
+        data.tenure += u64::from(fresh);
         data.lease = if exclusive {
             Lease::Exclusive(LeaseId(reply.data_lease))
         } else {
@@ -147,10 +267,12 @@ impl File {
             }
             data.refs.clear();
             data.chains.clear();
+            data.young.clear();
             data.generation += 1;
+            data.sent = false;
         }
         for chunk in &reply.chunks {
-            data.refs.insert(chunk.index, *chunk);
+            data.learn(chunk);
         }
         // Asked for all; what follows a full answer is fetched when it is needed.
         let full = reply.chunks.len() >= REFS_IN_ANSWER;
@@ -179,6 +301,35 @@ impl File {
         data.take_epochs(reply);
     }
 
+    /// Bytes of a range that this mount has itself, in the order in which they lie over each other:
+    /// servers may have lost what no flush has covered.
+    pub(crate) fn own(&self, range: &Range<u64>) -> Vec<(u64, Bytes)> {
+        let mut parts = Vec::new();
+        if !self.unsynced.is_empty() {
+            let first = u32::try_from(range.start / CHUNK_SIZE).unwrap_or(u32::MAX);
+            let last = u32::try_from(range.end / CHUNK_SIZE).unwrap_or(u32::MAX);
+            for (_, unsynced) in self.unsynced.range(first..=last) {
+                parts.extend(unsynced.data.within(range));
+            }
+        }
+        if !self.in_flight.is_empty() {
+            parts.extend(self.in_flight.within(range));
+        }
+        if !self.dirty.is_empty() {
+            parts.extend(self.dirty.within(range));
+        }
+        parts
+    }
+
+    /// Takes in a reference.
+    pub(crate) fn learn(&mut self, chunk: &ChunkRef) {
+        if self.refs.insert(chunk.index, *chunk).is_none() && !chunk.written {
+            self.young.insert(chunk.index);
+        }
+    }
+}
+
+impl File {
     /// What the metadata server has to hear; `None`: nothing.
     pub(crate) fn report(&self, hint: Option<hither_proto::meta::Hint>) -> Option<WriteReport> {
         let data = self.data.lock();
@@ -205,9 +356,9 @@ impl File {
         }
     }
 
-    /// The error kept for the next fsync or close, once.
-    pub(crate) fn take_error(&self) -> Result<(), FsError> {
-        self.data.lock().error.take().map_or(Ok(()), Err)
+    /// The exclusive lease, if nothing was done under it.
+    pub(crate) fn unused_lease(&self) -> Option<LeaseId> {
+        self.data.lock().unused_lease()
     }
 }
 
@@ -250,157 +401,42 @@ impl Data {
         }
     }
 
+    /// The exclusive lease, if nothing was done under it.
+    pub(crate) fn unused_lease(&self) -> Option<LeaseId> {
+        let Lease::Exclusive(lease) = self.lease else {
+            return None;
+        };
+        let used = self.sent
+            || self.unreported_size
+            || self.errors.untold().is_err()
+            || !self.dirty.is_empty()
+            || !self.in_flight.is_empty()
+            || !self.unsynced.is_empty()
+            || !self.unreported.is_empty();
+        (!used).then_some(lease)
+    }
+
     /// The lease is gone, and with it everything known under it.
     pub(crate) fn drop_lease(&mut self, to: Lease) {
         self.lease = to;
+        self.tenure += 1;
         self.generation += 1;
         if to == Lease::None {
             self.refs.clear();
             self.refs_known = 0;
         }
         self.chains.clear();
+        self.young.clear();
+        self.marked.clear();
+        self.torn.clear();
     }
 }
 
-impl Inner {
-    /// Makes sure that the file's data may be read.
-    pub(crate) async fn need_shared(&self, file: &File, deadline: Instant) -> Result<(), FsError> {
-        self.need_lease(file, false, deadline).await
-    }
-
-    /// Makes sure that the file's data may be written.
-    pub(crate) async fn need_exclusive(
-        &self,
-        file: &File,
-        deadline: Instant,
-    ) -> Result<(), FsError> {
-        self.need_lease(file, true, deadline).await
-    }
-
-    async fn need_lease(
-        &self,
-        file: &File,
-        exclusive: bool,
-        deadline: Instant,
-    ) -> Result<(), FsError> {
-        let enough = |lease: Lease| match lease {
-            Lease::None => false,
-            Lease::Shared => !exclusive,
-            Lease::Exclusive(_) => true,
-        };
-        loop {
-            if enough(file.lease()) {
-                return self.session_for(file.ino).wait_valid(deadline).await;
-            }
-            let _one = file.acquiring.lock().await;
-            if enough(file.lease()) {
-                continue;
-            }
-            let sent = self.cache.sent_at();
-            let op = Acquire {
-                ino: file.ino.0,
-                hint: self.cache.hint(file.ino),
-                exclusive,
-            };
-            let reply = self.ask(file.ino, Op::Acquire(op), How::default()).await?;
-            if !self.cache.still_good(file.ino, sent) {
-                // Recalled before it was taken in: as good as not given.
-                if Instant::now() >= deadline {
-                    return Err(crate::session::timed_out("the metadata server"));
-                }
-                continue;
-            }
-            if let Some(inode) = &reply.inode {
-                self.cache
-                    .put_inode(sent, inode, reply.attributes_leased, None);
-            }
-            file.take_grant(&reply);
-        }
-    }
-
-    /// Makes sure that the references of these pieces are known.
-    pub(crate) async fn need_refs(
-        &self,
-        file: &File,
-        first: u32,
-        last: u32,
-    ) -> Result<(), FsError> {
-        loop {
-            let from = {
-                let data = file.data.lock();
-                if last < data.refs_known || data.lease == Lease::None {
-                    return Ok(());
-                }
-                data.refs_known.max(first.min(data.refs_known))
-            };
-            let op = ChunkRefs {
-                ino: file.ino.0,
-                hint: self.cache.hint(file.ino),
-                index: from,
-                limit: REFS_ASKED,
-            };
-            let reply = self
-                .ask(file.ino, Op::ChunkRefs(op), How::default())
-                .await?;
-            let mut data = file.data.lock();
-            if data.lease == Lease::None {
-                return Ok(());
-            }
-            for chunk in &reply.chunks {
-                data.refs.entry(chunk.index).or_insert(*chunk);
-            }
-            data.take_epochs(&reply);
-            data.refs_known = from.saturating_add(REFS_ASKED);
-        }
-    }
-
-    /// Asks for chunks of pieces that have none.
-    pub(crate) async fn need_chunks(&self, file: &File, indices: &[u32]) -> Result<(), FsError> {
-        if let (Some(first), Some(last)) = (indices.first(), indices.last()) {
-            self.need_refs(file, *first, *last).await?;
-        }
-        let (lease, missing) = {
-            let data = file.data.lock();
-            let Lease::Exclusive(lease) = data.lease else {
-                return Err(FsError::of_status(
-                    Status::STALE_LEASE,
-                    "the file's lease is lost",
-                ));
-            };
-            let missing: Vec<u32> = indices
-                .iter()
-                .copied()
-                .filter(|index| !data.refs.contains_key(index))
-                .collect();
-            (lease, missing)
-        };
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let op = hither_proto::meta::AllocChunks {
-            ino: file.ino.0,
-            hint: self.cache.hint(file.ino),
-            lease: lease.0,
-            indices: missing,
-        };
-        let reply = self
-            .ask(file.ino, Op::AllocChunks(op), How::default())
-            .await?;
-        let mut data = file.data.lock();
-        if data.lease != Lease::Exclusive(lease) {
-            return Err(Errno::ESTALE.into());
-        }
-        for chunk in &reply.chunks {
-            data.refs.entry(chunk.index).or_insert(*chunk);
-        }
-        data.take_epochs(&reply);
-        Ok(())
-    }
-}
-
+/// What a shared lease is called in a recall.
+const SHARED: u64 = 1;
+/// Longest wait for a grant that a recall has overtaken.
+const GRANT_WAIT: Duration = Duration::from_secs(1);
 /// References the metadata server keeps in the inode.
 const INLINE_CHUNKS: u32 = 8;
 /// References in one answer at most.
 const REFS_IN_ANSWER: usize = 4096;
-/// References asked for at a time.
-const REFS_ASKED: u32 = 1024;

@@ -6,16 +6,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use hither_proto::ids::{InodeId, ROOT};
 use hither_proto::meta::{
-    Caller, CloseInode, Create, Getattr, Link, Lookup, Readdir, RemoveXattr, Rename, Reply,
-    SetXattr, Setattr, Space, Statfs, Unlink, request::Op,
+    Caller, CloseInode, Create, Getattr, Link, Lookup, RemoveXattr, Rename, Reply, SetXattr,
+    Setattr, Space, Statfs, Unlink, request::Op,
 };
 use hither_proto::status::Errno;
 use hither_proto::stored::Inode;
 
 use crate::cache::{Attributes, Known};
 use crate::client::{Client, Inner};
+use crate::entries::Target;
 use crate::error::FsError;
-use crate::file::{Lease, OpenFile};
+use crate::file::{File, Lease, OpenFile};
 use crate::session::How;
 
 /// What a name stands for.
@@ -34,32 +35,6 @@ pub struct Created {
     pub found: Found,
     /// It was there already (only without `exclusive`).
     pub existed: bool,
-}
-
-/// An entry of a listing.
-#[derive(Debug, Clone)]
-pub struct ListingEntry {
-    /// The name.
-    pub name: Bytes,
-    /// The inode's number.
-    pub ino: InodeId,
-    /// File type bits.
-    pub kind: u32,
-    /// Cookie of the position behind the entry.
-    pub cookie: u64,
-    /// The inode, where it is known.
-    pub found: Option<Found>,
-}
-
-/// Part of a directory.
-#[derive(Debug, Clone, Default)]
-pub struct Listing {
-    /// Entries in the order of their positions.
-    pub entries: Vec<ListingEntry>,
-    /// Nothing follows.
-    pub end: bool,
-    /// Where to go on.
-    pub next: Option<(u64, Bytes)>,
 }
 
 /// Attributes to be changed.
@@ -101,6 +76,10 @@ impl Client {
     /// # Errors
     /// `ENOENT`, `ENOTDIR` and what the metadata server says.
     pub async fn lookup(&self, dir: InodeId, name: &Bytes) -> Result<Found, FsError> {
+        if name.len() > hither_proto::ids::NAME_MAX {
+            // Also where every name is known: it is not merely absent.
+            return Err(Errno::ENAMETOOLONG.into());
+        }
         let inner = &self.inner;
         match inner.cache.lookup(dir, name) {
             Known::Absent if inner.is_valid(dir) => return Err(Errno::ENOENT.into()),
@@ -117,12 +96,13 @@ impl Client {
             name: name.clone(),
         });
         let reply = inner.ask_name(dir, name, op, How::default()).await?;
+        inner.note_miss(dir);
         match &reply.inode {
             Some(inode) => {
-                let ino = Some(InodeId(inode.ino));
+                let target = Some(Target::of(inode));
                 inner
                     .cache
-                    .put_entry(sent, dir, name, ino, reply.entries_leased);
+                    .put_entry(sent, dir, name, target, reply.entries_leased);
                 let place = Some((dir, name));
                 inner
                     .cache
@@ -187,15 +167,23 @@ impl Client {
         let reply = inner.ask_name(dir, &name, Op::Create(request), how).await?;
         let inode = reply.inode.clone().ok_or(Errno::EIO)?;
         let ino = InodeId(inode.ino);
-        inner.cache.outdate(dir);
+        inner.take_parents(sent, &reply, dir, dir);
         inner
             .cache
-            .put_entry(sent, dir, &name, Some(ino), reply.entries_leased);
+            .put_made(sent, dir, &name, Target::of(&inode), reply.entries_leased);
+        if reply.directory_leased {
+            inner.cache.put_empty(sent, ino);
+        }
         inner
             .cache
-            .put_inode(sent, &inode, reply.attributes_leased, Some((dir, &name)));
-        if reply.data_lease != 0 && inner.cache.still_good(ino, sent) {
-            inner.file(ino).take_grant(&reply);
+            .put_changed(sent, &inode, reply.attributes_leased, Some((dir, &name)));
+        if reply.data_lease != 0 {
+            let file = inner.file(ino);
+            let mut data = file.data.lock();
+            // A recall that comes from now on finds the file and the lease.
+            if inner.cache.still_good(ino, sent) {
+                data.take_grant(&reply);
+            }
         }
         let attributes = inner.shown(inode);
         Ok(Created {
@@ -217,20 +205,24 @@ impl Client {
     ) -> Result<(), FsError> {
         let inner = &self.inner;
         let (expect_ino, held_open) = inner.expected(dir, name);
+        let file = inner.known_file(InodeId(expect_ino));
+        let unused = file.and_then(|file| file.unused_lease());
         let op = Unlink {
             parent: dir.0,
             name: name.clone(),
             directory,
             expect_ino,
             held_open,
+            unused_lease: unused.map_or(0, |lease| lease.0),
         };
         let how = How {
             changes: true,
             caller,
             ..How::default()
         };
+        let sent = inner.cache.sent_at();
         let reply = inner.ask_name(dir, name, Op::Unlink(op), how).await?;
-        inner.cache.outdate(dir);
+        inner.take_parents(sent, &reply, dir, dir);
         inner.cache.set_entry(dir, name, None);
         inner.removed(InodeId(reply.other_ino), &reply).await;
         Ok(())
@@ -249,6 +241,7 @@ impl Client {
     ) -> Result<(), FsError> {
         let inner = &self.inner;
         let (expect_ino, held_open) = inner.expected(to.0, to.1);
+        let replaced = inner.cache.target(to.0, to.1);
         let op = Rename {
             parent: from.0.0,
             name: from.1.clone(),
@@ -263,19 +256,25 @@ impl Client {
             caller,
             ..How::default()
         };
+        let sent = inner.cache.sent_at();
         let reply = inner.ask_name(from.0, from.1, Op::Rename(op), how).await?;
-        inner.cache.outdate(from.0);
-        inner.cache.outdate(to.0);
-        let moved = reply.inode.as_ref().map(|inode| InodeId(inode.ino));
+        inner.take_parents(sent, &reply, from.0, to.0);
         let other = (reply.other_ino != 0).then_some(InodeId(reply.other_ino));
-        let Some(moved) = moved else {
+        let Some(inode) = &reply.inode else {
             // Two names of one inode: nothing happened.
             return Ok(());
         };
-        inner.cache.outdate(moved);
+        let moved = Target::of(inode);
         inner.cache.set_entry(to.0, to.1, Some(moved));
+        inner
+            .cache
+            .put_changed(sent, inode, reply.attributes_leased, None);
         if flags & 2 != 0 {
-            inner.cache.set_entry(from.0, from.1, other);
+            match replaced.filter(|replaced| Some(replaced.ino) == other) {
+                Some(replaced) => inner.cache.set_entry(from.0, from.1, Some(replaced)),
+                // Its type is not known here.
+                None => inner.cache.forget_entry(from.0, from.1),
+            }
             if let Some(other) = other {
                 inner.cache.outdate(other);
             }
@@ -313,70 +312,16 @@ impl Client {
             ..How::default()
         };
         let reply = inner.ask_name(dir, name, Op::Link(op), how).await?;
-        inner.cache.outdate(dir);
+        inner.take_parents(sent, &reply, dir, dir);
+        let kind = reply
+            .inode
+            .as_ref()
+            .map_or(0, |inode| Target::of(inode).kind);
         inner
             .cache
-            .put_entry(sent, dir, name, Some(ino), reply.entries_leased);
-        let attributes = inner.take_inode(sent, &reply)?;
+            .put_made(sent, dir, name, Target { ino, kind }, reply.entries_leased);
+        let attributes = inner.take_changed(sent, &reply)?;
         Ok(inner.found(dir, attributes))
-    }
-
-    /// Lists a directory from a position on (`None`: from the start).
-    ///
-    /// # Errors
-    /// What the metadata server says.
-    pub async fn list(
-        &self,
-        dir: InodeId,
-        after: Option<(u64, Bytes)>,
-        limit: u32,
-    ) -> Result<Listing, FsError> {
-        let inner = &self.inner;
-        let sent = inner.cache.sent_at();
-        let start = after.is_none();
-        let (after_hash, after_name) = after.unwrap_or_default();
-        let op = Readdir {
-            dir: dir.0,
-            hint: inner.cache.hint(dir),
-            after_hash,
-            after_name,
-            start,
-            limit,
-        };
-        let reply = inner.ask(dir, Op::Readdir(op), How::default()).await?;
-        let next = reply
-            .entries
-            .last()
-            .map(|entry| (entry.hash, entry.name.clone()));
-        let mut entries = Vec::with_capacity(reply.entries.len());
-        for entry in reply.entries {
-            let ino = InodeId(entry.ino);
-            inner
-                .cache
-                .put_entry(sent, dir, &entry.name, Some(ino), reply.entries_leased);
-            let found = entry.inode.map(|inode| {
-                let place = Some((dir, &entry.name));
-                inner
-                    .cache
-                    .put_inode(sent, &inode, entry.attributes_leased, place);
-                inner.found(dir, inner.shown(inode))
-            });
-            entries.push(ListingEntry {
-                name: entry.name,
-                ino,
-                kind: entry.r#type,
-                cookie: hither_proto::ids::NameHash(entry.hash).cookie(),
-                found,
-            });
-        }
-        if start && reply.end {
-            inner.cache.put_complete(sent, dir, reply.entries_leased);
-        }
-        Ok(Listing {
-            entries,
-            end: reply.end,
-            next,
-        })
     }
 
     /// Sets an extended attribute. `flags`: 1 create, 2 replace.
@@ -405,7 +350,7 @@ impl Client {
             ..How::default()
         };
         let reply = inner.ask(ino, Op::SetXattr(op), how).await?;
-        inner.take_inode(sent, &reply).map(|_| ())
+        inner.take_changed(sent, &reply).map(|_| ())
     }
 
     /// Removes an extended attribute.
@@ -425,7 +370,7 @@ impl Client {
             ..How::default()
         };
         let reply = inner.ask(ino, Op::RemoveXattr(op), how).await?;
-        inner.take_inode(sent, &reply).map(|_| ())
+        inner.take_changed(sent, &reply).map(|_| ())
     }
 
     /// Space that is left where the inode is.
@@ -456,12 +401,13 @@ impl Client {
     ) -> Result<Arc<OpenFile>, FsError> {
         let inner = &self.inner;
         let file = inner.file(ino);
-        let informed = inner.cache.is_leased(ino) || file.lease() != Lease::None;
         let told = {
             let mut handles = file.handles.lock();
             handles.open += 1;
             handles.told
         };
+        // Looked at only now: leases of files without descriptors are given back at any time.
+        let informed = inner.cache.is_leased(ino) || file.lease() != Lease::None;
         if !informed && !told {
             let sent = inner.cache.sent_at();
             let hint = inner.cache.hint(ino);
@@ -477,12 +423,7 @@ impl Client {
                 }
             }
         }
-        Ok(Arc::new(OpenFile {
-            file,
-            stream: Default::default(),
-            append,
-            sync,
-        }))
+        Ok(Arc::new(OpenFile::new(file, append, sync)))
     }
 
     /// Closes a descriptor; what is dirty is written back in the background.
@@ -519,7 +460,12 @@ impl Client {
     ///
     /// # Errors
     /// `EIO` or `ETIMEDOUT` when no copy can be read in time.
-    pub async fn read(&self, open: &OpenFile, offset: u64, length: u32) -> Result<Bytes, FsError> {
+    pub async fn read(
+        &self,
+        open: &Arc<OpenFile>,
+        offset: u64,
+        length: u32,
+    ) -> Result<Bytes, FsError> {
         self.inner.read(open, offset, length).await
     }
 
@@ -536,7 +482,7 @@ impl Client {
     /// # Errors
     /// The error of data that could not be stored.
     pub fn flush(&self, open: &OpenFile) -> Result<(), FsError> {
-        open.file.take_error()
+        open.told()
     }
 
     /// Everything written to the file is on stable storage when this returns.
@@ -544,7 +490,7 @@ impl Client {
     /// # Errors
     /// What could not be stored.
     pub async fn fsync(&self, open: &OpenFile) -> Result<(), FsError> {
-        self.inner.fsync(&open.file).await
+        self.inner.fsync(open).await
     }
 
     /// Everything changed in the directory is on stable storage when this returns.
@@ -552,7 +498,23 @@ impl Client {
     /// # Errors
     /// What the metadata server says.
     pub async fn fsync_dir(&self, dir: InodeId) -> Result<(), FsError> {
-        self.inner.session_for(dir).barrier().await
+        let inner = &self.inner;
+        let safe = inner.session_for(dir).barrier().await;
+        let lost = inner.known_file(dir).map_or(Ok(()), |file| {
+            let mut data = file.data.lock();
+            let untold = data.errors.untold();
+            data.errors.forget();
+            untold
+        });
+        safe.and(lost)
+    }
+
+    /// Makes the file at least so long; what is new reads as zeros.
+    ///
+    /// # Errors
+    /// As writing.
+    pub async fn extend(&self, open: &OpenFile, size: u64) -> Result<(), FsError> {
+        self.inner.extend(open, size).await
     }
 
     /// Makes a hole: the range reads as zeros. The size stays.
@@ -620,6 +582,37 @@ impl Inner {
         Ok(self.shown(inode))
     }
 
+    /// As [`take_inode`](Self::take_inode), after a change of this mount.
+    pub(crate) fn take_changed(
+        &self,
+        sent: crate::cache::SentAt,
+        reply: &Reply,
+    ) -> Result<Attributes, FsError> {
+        let inode = reply.inode.clone().ok_or(Errno::EIO)?;
+        self.cache
+            .put_changed(sent, &inode, reply.attributes_leased, None);
+        Ok(self.shown(inode))
+    }
+
+    /// The directories whose entries a change of this mount has touched.
+    fn take_parents(
+        &self,
+        sent: crate::cache::SentAt,
+        reply: &Reply,
+        dir: InodeId,
+        other: InodeId,
+    ) {
+        let told = [(dir, &reply.parent), (other, &reply.new_parent)];
+        for (ino, parent) in told.iter().take(1 + usize::from(other != dir)) {
+            match parent {
+                Some(inode) => self
+                    .cache
+                    .put_changed(sent, inode, reply.parents_leased, None),
+                None => self.cache.outdate(*ino),
+            }
+        }
+    }
+
     /// The inode a name is believed to have, and whether a descriptor of it is open here.
     fn expected(&self, dir: InodeId, name: &Bytes) -> (u64, bool) {
         let Known::Is(ino) = self.cache.lookup(dir, name) else {
@@ -642,6 +635,13 @@ impl Inner {
             None => false,
         };
         if open {
+            return;
+        }
+        if reply.gone {
+            match file {
+                Some(file) => self.drop_file(&file),
+                None => self.cache.remove(ino),
+            }
             return;
         }
         if reply.orphaned {
@@ -680,13 +680,15 @@ impl Inner {
         let file = self.known_file(ino);
         let resize = set.size.is_some();
         let mut lease = 0;
-        let _alone;
+        let mut _alone = None;
         if let Some(file) = &file
             && (resize || set.mtime.is_some())
         {
             // Writers wait: what they have written is sent and told first.
-            _alone = file.gate.write().await;
-            lease = self.settle_before_change(file, set.size).await?;
+            let alone = file.gate.write().await;
+            lease = self.settle_before_change(file).await?;
+            // Without the exclusive lease the server may have to recall this mount's own first.
+            _alone = (lease != 0).then_some(alone);
         }
         let sent = self.cache.sent_at();
         let op = Setattr {
@@ -711,27 +713,18 @@ impl Inner {
         };
         let reply = self.ask(ino, Op::Setattr(op), how).await?;
         if let (Some(file), Some(inode)) = (&file, &reply.inode) {
-            file.take_change(inode, &reply, resize);
+            self.take_change(file, inode, &reply, resize);
         }
-        self.take_inode(sent, &reply)
+        self.take_changed(sent, &reply)
     }
 
     /// Sends what is dirty and reports it, so that a change of size or times has the last word.
-    async fn settle_before_change(
-        &self,
-        file: &crate::file::File,
-        size: Option<u64>,
-    ) -> Result<u64, FsError> {
-        if let Some(size) = size {
-            let mut data = file.data.lock();
-            let before = data.dirty.bytes();
-            data.dirty.truncate(size);
-            let gone = before - data.dirty.bytes();
-            self.dirty_bytes
-                .fetch_sub(gone, std::sync::atomic::Ordering::AcqRel);
+    async fn settle_before_change(&self, file: &File) -> Result<u64, FsError> {
+        match self.flush_dirty(file, false).await {
+            // What no server takes is gone, and told at the next fsync: it is no reason to refuse this.
+            Err(error) if error.errno == Errno::ETIMEDOUT => return Err(error),
+            _ => {}
         }
-        self.flush_dirty(file, false).await;
-        file.take_error()?;
         if let Some(report) = file.report(self.cache.hint(file.ino)) {
             self.send_report(file, report, false).await?;
         }
@@ -750,7 +743,7 @@ impl Inner {
         use hither_proto::ids::CHUNK_SIZE;
         let file = &open.file;
         let size = {
-            self.need_exclusive(file, self.deadline()).await?;
+            let _held = self.hold(file, true, self.deadline()).await?;
             file.data.lock().size
         };
         let end = offset.saturating_add(length).min(size);
@@ -766,12 +759,7 @@ impl Inner {
             (end, end)
         };
         let edges = [offset..head_end, tail_start..end];
-        let plain = OpenFile {
-            file: Arc::clone(file),
-            stream: Default::default(),
-            append: false,
-            sync: false,
-        };
+        let plain = OpenFile::new(Arc::clone(file), false, false);
         for edge in edges {
             let mut at = edge.start;
             while at < edge.end {
@@ -785,7 +773,7 @@ impl Inner {
             return Ok(());
         }
         let _alone = file.gate.write().await;
-        let lease = self.settle_before_change(file, None).await?;
+        let lease = self.settle_before_change(file).await?;
         let sent = self.cache.sent_at();
         let op = hither_proto::meta::PunchHole {
             ino: file.ino.0,
@@ -809,18 +797,22 @@ impl Inner {
             data.unreported.retain(|index| !inside(index));
             data.generation += 1;
         }
-        self.take_inode(sent, &reply).map(|_| ())
+        self.take_changed(sent, &reply).map(|_| ())
     }
 }
 
-impl crate::file::File {
+impl Inner {
     /// Size and times were set by this client.
-    pub(crate) fn take_change(&self, inode: &Inode, reply: &Reply, resized: bool) {
-        let mut data = self.data.lock();
+    fn take_change(&self, file: &File, inode: &Inode, reply: &Reply, resized: bool) {
+        use std::sync::atomic::Ordering;
+        let mut data = file.data.lock();
         data.mtime = inode.mtime;
         data.generation += 1;
-        if reply.data_lease != 0 {
-            data.lease = Lease::Exclusive(hither_proto::ids::LeaseId(reply.data_lease));
+        if reply.data_lease != 0
+            && let Lease::Exclusive(lease) = &mut data.lease
+        {
+            // A cut gives the lease a new id.
+            *lease = hither_proto::ids::LeaseId(reply.data_lease).max(*lease);
         }
         if !resized {
             return;
@@ -831,9 +823,20 @@ impl crate::file::File {
         let keep = u32::try_from(size.div_ceil(hither_proto::ids::CHUNK_SIZE)).unwrap_or(u32::MAX);
         data.refs.retain(|index, _| *index < keep);
         data.unreported.retain(|index| *index < keep);
+        data.young.retain(|index| *index < keep);
+        data.marked.retain(|index| *index < keep);
+        let count = |data: &crate::file::Data| -> usize {
+            data.unsynced.values().map(|u| u.data.bytes()).sum()
+        };
+        let (dirty, unsynced) = (data.dirty.bytes(), count(&data));
+        data.dirty.truncate(size);
         for unsynced in data.unsynced.values_mut() {
             unsynced.data.truncate(size);
         }
+        self.dirty_bytes
+            .fetch_sub(dirty - data.dirty.bytes(), Ordering::AcqRel);
+        self.unsynced_bytes
+            .fetch_sub(unsynced - count(&data), Ordering::AcqRel);
     }
 }
 

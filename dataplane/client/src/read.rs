@@ -6,22 +6,18 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::future::{BoxFuture, FutureExt as _, Shared, join_all};
-use futures::stream::{FuturesUnordered, StreamExt as _};
-use hither_clustermap::ClusterView;
-use hither_net::NetError;
-use hither_proto::checksum::pieces_match;
-use hither_proto::chunk::{Read, ReadReply, Target};
+use hither_proto::chunk::{Read, Target};
 use hither_proto::ids::{CHUNK_SIZE, Epoch, GroupId};
-use hither_proto::kind::Kind;
-use hither_proto::status::{Errno, Status};
+use hither_proto::status::Errno;
 use hither_proto::stored::ChunkRef;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use crate::attempt::Exhausted;
 use crate::client::Inner;
-use crate::counters::locality_of;
 use crate::error::FsError;
 use crate::file::{File, Lease, OpenFile};
-use crate::servers::Candidate;
+use crate::lease::lease_gone;
 
 /// Sequential reading of one descriptor.
 #[derive(Debug, Default)]
@@ -32,6 +28,19 @@ pub(crate) struct Stream {
     run: u32,
     /// Read ahead, by offset.
     ahead: Vec<Ahead>,
+    /// Read since the last [`rest`](Self::rest).
+    active: bool,
+    /// Known to the client's tidying.
+    listed: bool,
+}
+
+impl Stream {
+    /// Called now and then: what an idle descriptor has read ahead makes room for others.
+    pub(crate) fn rest(&mut self) {
+        if !std::mem::take(&mut self.active) {
+            self.ahead.clear();
+        }
+    }
 }
 
 type Fetched = Result<Bytes, FsError>;
@@ -39,6 +48,8 @@ type Fetched = Result<Bytes, FsError>;
 struct Ahead {
     range: Range<u64>,
     generation: u64,
+    /// Its share of what may be read ahead.
+    _room: OwnedSemaphorePermit,
     bytes: Shared<BoxFuture<'static, Fetched>>,
 }
 
@@ -52,20 +63,46 @@ impl Inner {
     /// Bytes of the file from `offset` on, as many as there are up to `length`.
     pub(crate) async fn read(
         self: &Arc<Self>,
-        open: &OpenFile,
+        open: &Arc<OpenFile>,
         offset: u64,
         length: u32,
     ) -> Result<Bytes, FsError> {
         let file = &open.file;
         let deadline = self.deadline();
-        self.need_shared(file, deadline).await?;
-        let (size, generation) = {
+        loop {
+            let held = self.hold(file, false, deadline).await?;
+            file.read_begins();
+            let done = self.read_held(open, offset, length, deadline).await;
+            drop(held);
+            let gone = match &done {
+                // What was read under a lease that has lapsed meanwhile may be old.
+                Ok(_) => !self.is_valid(file.ino),
+                Err(error) => *error == lease_gone(),
+            };
+            if !gone {
+                return done;
+            }
+            if Instant::now() >= deadline {
+                return Err(crate::session::timed_out("the metadata server"));
+            }
+        }
+    }
+
+    /// Reads under a lease that is held.
+    async fn read_held(
+        self: &Arc<Self>,
+        open: &Arc<OpenFile>,
+        offset: u64,
+        length: u32,
+        deadline: Instant,
+    ) -> Result<Bytes, FsError> {
+        let file = &open.file;
+        let (size, generation, tenure) = {
             let data = file.data.lock();
-            (data.size, data.generation)
+            (data.size, data.generation, data.tenure)
         };
         let end = size.min(offset.saturating_add(u64::from(length)));
         if offset >= end {
-            tracing::debug!(ino = %file.ino, offset, size, "a read behind the end");
             return Ok(Bytes::new());
         }
         let range = offset..end;
@@ -81,18 +118,19 @@ impl Inner {
                 Err(error) => tracing::debug!(%error, "read-ahead failed"),
             }
         }
-        self.read_range(file, range, deadline).await
+        self.read_range(file, tenure, range, deadline).await
     }
 
     /// Notes the read in its stream, starts to read ahead, and gives what was read ahead of it.
     fn follow_stream(
         self: &Arc<Self>,
-        open: &OpenFile,
+        open: &Arc<OpenFile>,
         range: &Range<u64>,
         size: u64,
         generation: u64,
     ) -> Option<BoxFuture<'static, Fetched>> {
         let mut stream = open.stream.lock();
+        stream.active = true;
         let sequential = range.start == stream.next || range.start == 0;
         stream.run = if sequential { stream.run + 1 } else { 0 };
         stream.next = range.end;
@@ -113,13 +151,22 @@ impl Inner {
             let until = size.min(range.end + STREAM_BYTES);
             while from < until {
                 let to = until.min((from / AHEAD_BYTES + 1) * AHEAD_BYTES);
+                let wanted = u32::try_from(to - from).unwrap_or(u32::MAX);
+                // Others read ahead as much as all together may.
+                let Ok(room) = Arc::clone(&self.ahead).try_acquire_many_owned(wanted) else {
+                    break;
+                };
                 let bytes = self.read_soon(&open.file, from..to);
                 stream.ahead.push(Ahead {
                     range: from..to,
                     generation,
+                    _room: room,
                     bytes,
                 });
                 from = to;
+            }
+            if !std::mem::replace(&mut stream.listed, true) {
+                self.streams.lock().push(Arc::downgrade(open));
             }
         }
         found
@@ -131,9 +178,10 @@ impl Inner {
         range: Range<u64>,
     ) -> Shared<BoxFuture<'static, Fetched>> {
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
+        let tenure = file.data.lock().tenure;
         let task = tokio::spawn(async move {
             let deadline = inner.deadline();
-            inner.read_range(&file, range, deadline).await
+            inner.read_range(&file, tenure, range, deadline).await
         });
         async move {
             task.await
@@ -143,45 +191,44 @@ impl Inner {
         .shared()
     }
 
-    /// Reads a range that lies inside the file, under a lease.
+    /// Reads a range that lies inside the file, under the lease of this tenure.
     async fn read_range(
         &self,
         file: &File,
+        tenure: u64,
         range: Range<u64>,
         deadline: Instant,
     ) -> Result<Bytes, FsError> {
-        let overlay = {
-            let data = file.data.lock();
-            if data.dirty.is_empty() && data.in_flight.is_empty() {
-                Vec::new()
-            } else {
-                // What is dirty is newer than what is on its way.
-                let mut parts = data.in_flight.within(&range);
-                parts.extend(data.dirty.within(&range));
-                parts
-            }
-        };
+        let own = file.data.lock().own(&range);
+        if let [(offset, bytes)] = &own[..]
+            && *offset == range.start
+            && bytes.len() == length_of(&range)
+        {
+            let length = bytes.len() as u64;
+            self.counters.add(|r| r.memory_read_bytes += length);
+            return Ok(bytes.clone());
+        }
         let pieces = pieces_of(&range);
         let (first, last) = (piece_index(range.start), piece_index(range.end - 1));
-        self.need_refs(file, first, last).await?;
+        self.need_refs(file, tenure, first, last).await?;
         let base = if let [(index, within)] = &pieces[..] {
-            self.read_piece(file, *index, within.clone(), deadline)
+            self.read_piece(file, tenure, *index, within.clone(), deadline)
                 .await?
         } else {
-            let parts = pieces
-                .iter()
-                .map(|(index, within)| self.read_piece(file, *index, within.clone(), deadline));
+            let parts = pieces.iter().map(|(index, within)| {
+                self.read_piece(file, tenure, *index, within.clone(), deadline)
+            });
             let mut whole = BytesMut::with_capacity(length_of(&range));
             for part in join_all(parts).await {
                 whole.extend_from_slice(&part?);
             }
             whole.freeze()
         };
-        if overlay.is_empty() {
+        if own.is_empty() {
             return Ok(base);
         }
         let mut whole = BytesMut::from(&base[..]);
-        for (offset, bytes) in overlay {
+        for (offset, bytes) in own {
             let at = usize::try_from(offset - range.start).unwrap_or(usize::MAX);
             whole[at..at + bytes.len()].copy_from_slice(&bytes);
         }
@@ -192,6 +239,7 @@ impl Inner {
     async fn read_piece(
         &self,
         file: &File,
+        tenure: u64,
         index: u32,
         within: Range<u32>,
         deadline: Instant,
@@ -201,6 +249,10 @@ impl Inner {
         loop {
             let (chunk, lease, floor) = {
                 let data = file.data.lock();
+                // No lease is no hole.
+                if data.tenure != tenure || data.lease == Lease::None {
+                    return Err(lease_gone());
+                }
                 let written =
                     |chunk: &&ChunkRef| chunk.written || data.unreported.contains(&chunk.index);
                 let Some(chunk) = data.refs.get(&index).filter(written) else {
@@ -256,225 +308,6 @@ impl Inner {
                 self.wait_for_map(version, PAUSE).await;
             }
             tokio::time::sleep(PAUSE).await;
-        }
-    }
-
-    /// Tries all in-sync members, nearest first, in one attempt; a slow one is overtaken.
-    async fn read_any(
-        &self,
-        map: &Arc<ClusterView>,
-        group: GroupId,
-        request: &Read,
-    ) -> Result<Bytes, Exhausted> {
-        let list = self.servers.read_list(map, group);
-        let mut tries = FuturesUnordered::new();
-        let mut left = list.iter();
-        let mut started = 0;
-        let mut absent = 0;
-        let mut hedge_of = None;
-        let mut failed = false;
-        let begun = Instant::now();
-        loop {
-            if tries.is_empty() {
-                let Some(next) = left.next() else { break };
-                tries.push(self.read_from(map, next, request, started));
-                started += 1;
-            }
-            let newest = list.get(started - 1);
-            let patience =
-                newest.and_then(|server| self.patience(server, left.as_slice().first(), hedge_of));
-            let done = match patience {
-                Some(patience) => tokio::time::timeout(patience, tries.next()).await.ok(),
-                None => Some(tries.next().await),
-            };
-            let Some(done) = done else {
-                // Slow: the next one is asked too, the first answer wins.
-                let Some(next) = left.next() else { continue };
-                if let Some(slow) = newest {
-                    tracing::debug!(slow = %slow.id, next = %next.id, "a slow read is hedged");
-                    self.servers.hedged(slow.id);
-                    hedge_of = Some(started);
-                }
-                tries.push(self.read_from(map, next, request, started));
-                started += 1;
-                continue;
-            };
-            match done {
-                Some((at, Ok(bytes))) => {
-                    if hedge_of == Some(at) {
-                        self.counters.add(|report| report.hedge_wins += 1);
-                        self.overtaken(list.get(at.wrapping_sub(1)), begun);
-                    } else if failed {
-                        self.counters.add(|report| report.failovers += 1);
-                    }
-                    return Ok(bytes);
-                }
-                Some((_, Err(TryFailed::Absent))) => {
-                    absent += 1;
-                    failed = true;
-                }
-                Some((_, Err(TryFailed::Other))) => failed = true,
-                // The list itself is old: a silent server on it is not waited for.
-                Some((_, Err(TryFailed::Stale))) => return Err(Exhausted::Failed),
-                None => {}
-            }
-        }
-        let all_absent = !list.is_empty() && absent == list.len();
-        Err(if all_absent {
-            Exhausted::Absent
-        } else {
-            Exhausted::Failed
-        })
-    }
-
-    /// Time a server has before the next one is asked as well; `None`: as long as it takes.
-    ///
-    /// A server that is as near is asked after the tracked 95th percentile. One that is farther
-    /// costs money: it is asked only when the near one is far slower than it ever is.
-    fn patience(
-        &self,
-        server: &Candidate,
-        next: Option<&Candidate>,
-        hedged: Option<usize>,
-    ) -> Option<Duration> {
-        let next = next?;
-        if hedged.is_some() {
-            return Some(OVERTAKE);
-        }
-        let usual = self.servers.hedge_after(server.id).unwrap_or(OVERTAKE);
-        let patience = if next.farness > server.farness {
-            (usual * FAR_PATIENCE).max(FAR_PATIENCE_MIN)
-        } else {
-            usual
-        };
-        Some(patience.min(OVERTAKE))
-    }
-
-    /// A server lost a race. One that is far slower than it usually is loses its place for a
-    /// while, so that not every read has to wait for it first.
-    fn overtaken(&self, slow: Option<&Candidate>, begun: Instant) {
-        if let Some(slow) = slow
-            && begun.elapsed() >= FAR_PATIENCE_MIN
-        {
-            self.servers.spilled(slow.id);
-        }
-    }
-
-    async fn read_from(
-        &self,
-        map: &ClusterView,
-        server: &Candidate,
-        request: &Read,
-        at: usize,
-    ) -> (usize, Result<Bytes, TryFailed>) {
-        let begun = Instant::now();
-        let _in_flight = self.servers.begin(server.id);
-        // A read that is overtaken is dropped, and a server that says nothing must not stay first:
-        // whoever drops this future before an answer has waited long enough to doubt the server.
-        let doubt = Doubt {
-            inner: self,
-            server,
-            begun,
-            answered: false,
-        };
-        let sent = self
-            .servers
-            .pool
-            .call(&server.address, Kind::CHUNK_READ, request, &[], TRY_TIMEOUT)
-            .await;
-        let result = self.check_read(map, server, request, begun, sent);
-        doubt.end();
-        (at, result)
-    }
-
-    fn check_read(
-        &self,
-        map: &ClusterView,
-        server: &Candidate,
-        request: &Read,
-        begun: Instant,
-        sent: Result<hither_net::Reply, NetError>,
-    ) -> Result<Bytes, TryFailed> {
-        match sent {
-            Ok(reply) => {
-                let sums = reply.decode::<ReadReply>().map_err(|_| TryFailed::Other)?;
-                let bytes = reply.payload();
-                if !pieces_match(request.offset, bytes, &sums.checksums)
-                    || bytes.len() > request.length as usize
-                {
-                    tracing::warn!(id = %server.id, "bytes do not match their checksums");
-                    self.servers.suspect(server.id, &server.address);
-                    return Err(TryFailed::Other);
-                }
-                self.servers.answered(server.id, begun.elapsed());
-                if let Some(known) = map.server(server.id) {
-                    let locality = locality_of(&self.config, known);
-                    self.counters
-                        .read(locality, server.id.0, bytes.len() as u64);
-                }
-                Ok(bytes.clone())
-            }
-            Err(NetError::Refused {
-                status: Status::NO_SUCH_CHUNK,
-                ..
-            }) => Err(TryFailed::Absent),
-            Err(NetError::Refused {
-                status: Status::BUSY,
-                ..
-            }) => {
-                self.servers.spilled(server.id);
-                Err(TryFailed::Other)
-            }
-            Err(NetError::Refused {
-                status: status @ (Status::STALE_EPOCH | Status::NOT_MINE | Status::RETRY),
-                ..
-            }) => {
-                tracing::debug!(id = %server.id, %status, "a read was refused");
-                Err(TryFailed::Stale)
-            }
-            Err(error) => {
-                tracing::debug!(id = %server.id, %error, "a read failed");
-                self.servers.suspect(server.id, &server.address);
-                Err(TryFailed::Other)
-            }
-        }
-    }
-}
-
-/// Why one server did not answer a read.
-enum TryFailed {
-    Absent,
-    Other,
-    /// The map the list was made from is not the server's.
-    Stale,
-}
-
-/// Why no server of the list answered.
-enum Exhausted {
-    Absent,
-    Failed,
-}
-
-/// A server that was still silent when another had answered, after long enough a time.
-struct Doubt<'a> {
-    inner: &'a Inner,
-    server: &'a Candidate,
-    begun: Instant,
-    answered: bool,
-}
-
-impl Doubt<'_> {
-    fn end(mut self) {
-        self.answered = true;
-    }
-}
-
-impl Drop for Doubt<'_> {
-    fn drop(&mut self) {
-        if !self.answered && self.begun.elapsed() >= DOUBT {
-            self.inner
-                .servers
-                .suspect(self.server.id, &self.server.address);
         }
     }
 }
@@ -567,15 +400,6 @@ const STREAM_READS: u32 = 3;
 /// Bytes read ahead of a stream, and in one request.
 const STREAM_BYTES: u64 = 8 << 20;
 const AHEAD_BYTES: u64 = 1 << 20;
-/// Time one server has at most to answer a read.
-const TRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// A server that has not answered for this long is overtaken whatever the hedging budget says.
-const OVERTAKE: Duration = Duration::from_millis(300);
-/// How much slower than usual a server has to be before a farther one is asked, and the least.
-const FAR_PATIENCE: u32 = 4;
-const FAR_PATIENCE_MIN: Duration = Duration::from_millis(100);
-/// Silence after which a server is a suspect.
-const DOUBT: Duration = Duration::from_millis(250);
 /// Time to fetch a newer map.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between attempts on the whole list.
@@ -604,6 +428,9 @@ mod tests {
         let piece = |start: u64, text: &'static str| Ahead {
             range: start..start + text.len() as u64,
             generation: 0,
+            _room: Arc::new(tokio::sync::Semaphore::new(1))
+                .try_acquire_owned()
+                .unwrap(),
             bytes: async move { Ok(Bytes::from_static(text.as_bytes())) }
                 .boxed()
                 .shared(),

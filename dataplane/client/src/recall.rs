@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hither_net::Responder;
 use hither_proto::ids::InodeId;
-use hither_proto::meta::{HeldLease, Recall, RecallReply, Reply};
-use hither_proto::status::Errno;
+use hither_proto::meta::{HeldLease, Recall, RecallReply, Reply, Request, request::Op};
+use hither_proto::status::{Errno, Status};
 
 use crate::client::Inner;
 use crate::error::FsError;
@@ -19,7 +19,7 @@ impl SessionOwner for Inner {
         if recall.attributes {
             self.cache.recall_attributes(ino);
         }
-        let mut names = Vec::new();
+        let mut names = false;
         if recall.entries {
             let name = (!recall.name.is_empty()).then_some(&recall.name);
             names = self.cache.recall_entries(ino, name);
@@ -32,8 +32,19 @@ impl SessionOwner for Inner {
         };
         tokio::spawn(async move {
             inner.forget_in_kernel(&recall, names).await;
-            let reply = inner.answer_recall(&recall).await;
-            responder.ok(&reply);
+            match inner.answer_recall(&recall).await {
+                Ok((reply, raced)) => {
+                    responder.ok(&reply);
+                    if raced {
+                        inner.kernel.forget_inode(ino, true).await;
+                    }
+                }
+                // Nothing was given back: the server asks again.
+                Err(error) => {
+                    tracing::warn!(%ino, %error, "a lease is given back later");
+                    responder.fail(Status::RETRY, error.reason);
+                }
+            }
         });
     }
 
@@ -73,8 +84,11 @@ impl SessionOwner for Inner {
         }
     }
 
-    fn lost(&self) {
+    fn lost(&self, changes: &[Request]) {
         let why = FsError::new(Errno::EIO, "the session was ended by the server");
+        for change in changes {
+            self.change_lost(change, &why);
+        }
         for file in self.all_files() {
             self.lose_file(&file, &why);
         }
@@ -86,29 +100,74 @@ impl SessionOwner for Inner {
             }
         });
     }
+
+    fn change_lost(&self, change: &Request, why: &FsError) {
+        for ino in touched(change) {
+            let file = self.file(ino);
+            self.lose_file(&file, why);
+            file.data.lock().errors.record(why.clone());
+        }
+    }
+
+    fn lapsed(&self) {
+        let leased: Vec<InodeId> = self
+            .all_files()
+            .iter()
+            .filter(|file| file.lease() != Lease::None)
+            .map(|file| file.ino)
+            .collect();
+        let kernel = Arc::clone(&self.kernel);
+        tokio::spawn(async move {
+            for ino in leased {
+                kernel.forget_inode(ino, true).await;
+            }
+        });
+    }
+}
+
+/// Inodes and directories whose next fsync has to tell that a change was lost.
+fn touched(change: &Request) -> Vec<InodeId> {
+    let all = match &change.op {
+        Some(Op::WriteReport(op)) => vec![op.ino],
+        Some(Op::Setattr(op)) => vec![op.ino],
+        Some(Op::SetXattr(op)) => vec![op.ino],
+        Some(Op::RemoveXattr(op)) => vec![op.ino],
+        Some(Op::PunchHole(op)) => vec![op.ino],
+        Some(Op::Create(op)) => vec![op.parent, change.replay_ino],
+        Some(Op::Unlink(op)) => vec![op.parent],
+        Some(Op::Link(op)) => vec![op.ino, op.new_parent],
+        Some(Op::Rename(op)) => vec![op.parent, op.new_parent],
+        _ => Vec::new(),
+    };
+    let real = all.into_iter().filter(|ino| *ino != 0);
+    real.map(InodeId).collect()
 }
 
 impl Inner {
     /// Drops what the kernel keeps of what is being recalled. The lease is held meanwhile.
-    async fn forget_in_kernel(&self, recall: &Recall, names: Vec<bytes::Bytes>) {
+    async fn forget_in_kernel(&self, recall: &Recall, names: bool) {
         let ino = InodeId(recall.ino);
-        for name in names {
-            self.kernel.forget_entry(ino, name).await;
+        if names {
+            self.kernel.forget_entries(ino, &recall.name).await;
         }
-        let data = recall.data_lease != 0 && !recall.report_only && !recall.keep_shared;
-        if recall.attributes || data {
-            self.kernel.forget_inode(ino, data).await;
+        if recall.attributes {
+            self.kernel.forget_inode(ino, false).await;
         }
     }
 
-    async fn answer_recall(self: &Arc<Self>, recall: &Recall) -> RecallReply {
+    /// The acknowledgement, and whether pages have to be forgotten once more after it.
+    async fn answer_recall(
+        self: &Arc<Self>,
+        recall: &Recall,
+    ) -> Result<(RecallReply, bool), FsError> {
         let ino = InodeId(recall.ino);
         let Some(file) = self.known_file(ino) else {
             if recall.unlinked {
                 self.cache.remove(ino);
             }
-            return RecallReply::default();
+            return Ok((RecallReply::default(), false));
         };
+        let mut raced = false;
         let mut reply = RecallReply::default();
         {
             let mut handles = file.handles.lock();
@@ -118,28 +177,49 @@ impl Inner {
         }
         if recall.unlinked && !reply.open {
             self.drop_file(&file);
-            return reply;
+            return Ok((reply, false));
         }
-        if recall.data_lease != 0 {
-            reply.report = if recall.report_only {
-                self.report_only(&file).await
-            } else {
-                let to = if recall.keep_shared {
-                    Lease::Shared
-                } else {
-                    Lease::None
-                };
-                // First without holding anybody up, then the rest with writers held off.
-                self.flush_dirty(&file, false).await;
-                let _alone = file.gate.write().await;
-                self.give_back(&file, to).await
-            };
+        if recall.data_lease != 0 && recall.report_only {
+            reply.report = self.report_only(&file);
+        } else if recall.data_lease != 0 {
+            raced = self.give_back_recalled(&file, recall).await?;
         }
-        reply
+        Ok((reply, raced))
+    }
+
+    /// Gives a data lease back. Reads are served under it until the last step, and what they bring
+    /// into the kernel's caches is forgotten again; true: some may be there still.
+    async fn give_back_recalled(&self, file: &File, recall: &Recall) -> Result<bool, FsError> {
+        file.await_grant(recall.data_lease).await;
+        let to = if recall.keep_shared {
+            Lease::Shared
+        } else {
+            Lease::None
+        };
+        let mut rounds = ROUNDS;
+        loop {
+            rounds -= 1;
+            let reads = file.reads_begun();
+            if !recall.keep_shared {
+                self.kernel.forget_inode(file.ino, true).await;
+            }
+            // Without holding anybody up; what fails is tried again, and then given up.
+            if let Err(error) = self.flush_dirty(file, false).await {
+                tracing::debug!(ino = %file.ino, %error, "not stored at the first attempt");
+            }
+            let _alone = file.gate.write().await;
+            let raced = !recall.keep_shared && file.reads_begun() != reads;
+            if raced && rounds > 0 {
+                continue;
+            }
+            file.data.lock().note_recall(recall.data_lease);
+            self.give_back(file, to).await?;
+            return Ok(raced);
+        }
     }
 
     /// Size and times as they are now. Only what is applied counts as written.
-    async fn report_only(&self, file: &File) -> Option<hither_proto::meta::WriteReport> {
+    fn report_only(&self, file: &File) -> Option<hither_proto::meta::WriteReport> {
         let hint = self.cache.hint(file.ino);
         let data = file.data.lock();
         let Lease::Exclusive(lease) = data.lease else {
@@ -148,3 +228,6 @@ impl Inner {
         Some(data.report(file.ino, hint, lease))
     }
 }
+
+/// Attempts to find a moment without reads before a lease ends.
+const ROUNDS: u32 = 3;

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use rand::RngExt as _;
 use tokio::time::Instant;
 
+use crate::chain::{Link, avoiding};
 use crate::config::ClientConfig;
 use crate::counters::Counters;
 
@@ -65,8 +66,11 @@ impl Latency {
 /// All chunkservers of one mount.
 pub(crate) struct Servers {
     pub(crate) pool: Pool,
+    identity: Identity,
     config: Arc<ClientConfig>,
     memory: Mutex<BTreeMap<ChunkserverId, Memory>>,
+    /// Links found broken, and until when that is believed.
+    broken: Mutex<BTreeMap<Link, Instant>>,
     counters: Arc<Counters>,
     /// Breaks ties of equally near servers; one number per mount.
     seed: u64,
@@ -79,6 +83,8 @@ pub(crate) struct Candidate {
     pub(crate) address: String,
     /// Rank by preference, then distance: lower is nearer.
     pub(crate) farness: (usize, u32),
+    /// It is being filled: it stands behind all that are in-sync.
+    pub(crate) filling: bool,
 }
 
 /// One operation in flight on a server; counted until dropped.
@@ -102,9 +108,11 @@ impl Servers {
         counters: Arc<Counters>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            pool: Pool::new(identity, Arc::new(NoHandler)),
+            pool: Pool::new(identity.clone(), Arc::new(NoHandler)),
+            identity,
             config,
             memory: Mutex::default(),
+            broken: Mutex::default(),
             counters,
             seed: rand::rng().random(),
         })
@@ -122,15 +130,42 @@ impl Servers {
         self.candidates(map, &received, &order)
     }
 
-    /// The chain: in-sync members in write order, then those that are filling.
+    /// The chain: in-sync members in write order, then those that are filling; around links that
+    /// failed a moment ago.
     pub(crate) fn chain(&self, map: &ClusterView, group: GroupId) -> Vec<Candidate> {
         let received = self.received(map, map.in_sync(group).collect());
         let order = self.order(map, &received, false);
         let mut chain = self.candidates(map, &received, &order);
         for id in map.members_in(group, MemberState::Filling) {
-            chain.extend(self.candidate(map, id));
+            chain.extend(self.candidate(map, id).map(|filling| Candidate {
+                filling: true,
+                ..filling
+            }));
         }
-        chain
+        avoiding(chain, &self.broken_links())
+    }
+
+    /// A link did not work: chains go round it for a while.
+    pub(crate) fn link_broken(&self, link: Link) {
+        let mut broken = self.broken.lock();
+        if broken.len() >= BROKEN_MAX {
+            broken.pop_first();
+        }
+        // A server this mount did not reach is a suspect besides, and probed.
+        let time = if link.0.0 == 0 {
+            UNREACHED_FOR
+        } else {
+            BROKEN_FOR
+        };
+        broken.insert(link, Instant::now() + time);
+    }
+
+    /// Links that are believed to be broken.
+    pub(crate) fn broken_links(&self) -> Vec<Link> {
+        let now = Instant::now();
+        let mut broken = self.broken.lock();
+        broken.retain(|_, until| *until > now);
+        broken.keys().copied().collect()
     }
 
     /// The list as a master would send it: own location first, then by distance, ties broken at
@@ -210,6 +245,7 @@ impl Servers {
             id,
             address: map.address(id)?.to_owned(),
             farness: (rank, map.distance(&self.config.zone, zone)),
+            filling: false,
         })
     }
 
@@ -259,6 +295,13 @@ impl Servers {
         self.counters.add(|report| report.hedges += 1);
     }
 
+    /// The server cannot serve at the moment: it is asked last for a while.
+    pub(crate) fn sinks(&self, id: ChunkserverId) {
+        if self.config.failure_memory {
+            self.memory.lock().entry(id).or_default().spilled_until = Some(Instant::now() + SPILL);
+        }
+    }
+
     /// The server is overloaded: it loses its place for a while.
     pub(crate) fn spilled(&self, id: ChunkserverId) {
         if !self.config.failure_memory {
@@ -295,6 +338,23 @@ impl Servers {
     }
 }
 
+impl Servers {
+    /// Whether a server answers, over a connection of its own: what is under way on the others is
+    /// not disturbed.
+    async fn answers(&self, address: &str) -> bool {
+        let connected =
+            hither_net::connect(address, &self.identity, Arc::new(NoHandler), PROBE_TIMEOUT).await;
+        let Ok(connection) = connected else {
+            return false;
+        };
+        let pong = connection
+            .call(Kind::PING, &Empty {}, &[], PROBE_TIMEOUT)
+            .await;
+        connection.close();
+        pong.is_ok()
+    }
+}
+
 impl Memory {
     fn sinks(&self, now: Instant) -> bool {
         self.suspect.is_some() || self.spilled_until.is_some_and(|until| until > now)
@@ -318,12 +378,7 @@ async fn probe(servers: std::sync::Weak<Servers>, id: ChunkserverId, address: St
         if !suspected {
             return;
         }
-        servers.pool.drop_connection(&address);
-        let pong = servers
-            .pool
-            .call(&address, Kind::PING, &Empty {}, &[], PROBE_TIMEOUT)
-            .await;
-        if pong.is_ok() {
+        if servers.answers(&address).await {
             tracing::info!(%id, address, "chunkserver answers again");
             if let Some(memory) = servers.memory.lock().get_mut(&id) {
                 memory.suspect = None;
@@ -341,8 +396,14 @@ const HEDGE_SHARE: f64 = 0.05;
 const HEDGE_FREE: f64 = 100.0;
 /// No read is hedged sooner.
 const HEDGE_MIN: Duration = Duration::from_millis(2);
+/// Time for which a link that was found broken is gone round.
+const BROKEN_FOR: Duration = Duration::from_secs(10);
+/// Broken links remembered; beyond, the first in their order are forgotten, and found again.
+const BROKEN_MAX: usize = 1024;
 /// Time an overloaded server loses its place for.
 const SPILL: Duration = Duration::from_secs(1);
+/// Time for which a chain does not begin at a server this mount did not reach.
+const UNREACHED_FOR: Duration = Duration::from_secs(1);
 /// First and longest pause between probes of a suspect.
 const PROBE_FIRST: Duration = Duration::from_millis(200);
 const PROBE_LAST: Duration = Duration::from_secs(10);

@@ -6,13 +6,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hither_managerlink::ManagerLink;
-use hither_net::{Connection, Handler, Identity, Incoming, NetError, Responder, connect};
+use hither_net::{Connection, Handler, Identity, Incoming, NetError, Responder};
 use hither_proto::clock::WallNanos;
 use hither_proto::ids::{BatchNumber, RankId};
 use hither_proto::kind::Kind;
 use hither_proto::meta::{
-    Caller, HeldLease, Recall, Reclaim, Reply, Request, Safe, SessionClose, SessionOpen,
-    SessionOpenReply, SessionRenew, request::Op,
+    Caller, HeldLease, Recall, Reply, Request, Safe, SessionClose, SessionRenew, request::Op,
 };
 use hither_proto::status::{Errno, Status};
 use parking_lot::Mutex;
@@ -21,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::config::ClientConfig;
 use crate::error::FsError;
+use crate::resume::{maintain, watch_lapse};
 
 /// What the session needs of its owner.
 pub(crate) trait SessionOwner: Send + Sync + 'static {
@@ -31,8 +31,13 @@ pub(crate) trait SessionOwner: Send + Sync + 'static {
     fn held(&self) -> (Vec<HeldLease>, Vec<u64>);
     /// A change was carried out anew by a successor: a lease may have got a new id.
     fn replayed(&self, reply: &Reply);
-    /// The session was ended by the server: everything it held is gone.
-    fn lost(&self);
+    /// The session was ended by the server: everything it held is gone, and so are these changes,
+    /// which were answered and not safe.
+    fn lost(&self, changes: &[Request]);
+    /// A change that had been answered was refused by a successor.
+    fn change_lost(&self, change: &Request, why: &FsError);
+    /// The leases have lapsed by this client's own clock.
+    fn lapsed(&self);
 }
 
 /// How a request is sent.
@@ -57,28 +62,28 @@ pub(crate) enum AskError {
 
 /// The session with one rank.
 pub(crate) struct Session {
-    rank: RankId,
-    config: Arc<ClientConfig>,
-    link: ManagerLink,
-    identity: Identity,
-    owner: Weak<dyn SessionOwner>,
-    state: Mutex<State>,
-    up: watch::Sender<Option<Arc<Connection>>>,
-    safe: watch::Sender<BatchNumber>,
-    ended: Notify,
+    pub(crate) rank: RankId,
+    pub(crate) config: Arc<ClientConfig>,
+    pub(crate) link: ManagerLink,
+    pub(crate) identity: Identity,
+    pub(crate) owner: Weak<dyn SessionOwner>,
+    pub(crate) state: Mutex<State>,
+    pub(crate) up: watch::Sender<Option<Arc<Connection>>>,
+    pub(crate) safe: watch::Sender<BatchNumber>,
+    pub(crate) ended: Notify,
 }
 
 #[derive(Default)]
-struct State {
-    id: u64,
-    lease: Duration,
-    valid_until: Option<Instant>,
-    next_number: u64,
+pub(crate) struct State {
+    pub(crate) id: u64,
+    pub(crate) lease: Duration,
+    pub(crate) valid_until: Option<Instant>,
+    pub(crate) next_number: u64,
     /// Numbers whose results are still awaited or not safe.
-    outstanding: BTreeSet<u64>,
+    pub(crate) outstanding: BTreeSet<u64>,
     /// Answered and not safe: sent again to a successor.
-    unsafe_requests: BTreeMap<u64, (BatchNumber, Request)>,
-    ended: bool,
+    pub(crate) unsafe_requests: BTreeMap<u64, (BatchNumber, Request)>,
+    pub(crate) ended: bool,
 }
 
 impl std::fmt::Debug for Session {
@@ -110,6 +115,7 @@ impl Session {
             ended: Notify::new(),
         });
         tokio::spawn(maintain(Arc::downgrade(&session)));
+        tokio::spawn(watch_lapse(Arc::downgrade(&session)));
         session
     }
 
@@ -166,6 +172,7 @@ impl Session {
             ..Request::default()
         };
         let deadline = Instant::now() + self.config.timeout;
+        let mut sent_in = None;
         loop {
             let connection = match self.connection(deadline).await {
                 Ok(connection) => connection,
@@ -175,6 +182,12 @@ impl Session {
                 }
             };
             (request.session, request.ack_below) = self.stamp();
+            if number != 0 && sent_in.is_some_and(|id| id != request.session) {
+                // Whether it was carried out for the session that is gone, nobody can say.
+                self.settle(number);
+                return Err(AskError::Failed(session_ended()));
+            }
+            sent_in = Some(request.session);
             let sent = Instant::now();
             let left = if how.endless {
                 ENDLESS
@@ -252,10 +265,7 @@ impl Session {
                     if request.number == 0 {
                         return Ok(());
                     }
-                    final_error(FsError::new(
-                        Errno::EIO,
-                        "the session was ended by the server",
-                    ))
+                    final_error(session_ended())
                 }
                 Status::NOT_MINE => {
                     self.settle(request.number);
@@ -320,7 +330,7 @@ impl Session {
     }
 
     /// Session id, and the lowest number still awaited.
-    fn stamp(&self) -> (u64, u64) {
+    pub(crate) fn stamp(&self) -> (u64, u64) {
         let state = self.state.lock();
         (
             state.id,
@@ -332,7 +342,7 @@ impl Session {
         )
     }
 
-    fn extend(&self, sent: Instant) {
+    pub(crate) fn extend(&self, sent: Instant) {
         let mut state = self.state.lock();
         let until = sent + state.lease;
         state.valid_until = Some(state.valid_until.map_or(until, |known| known.max(until)));
@@ -353,7 +363,11 @@ impl Session {
         }
     }
 
-    async fn renew(&self, connection: &Arc<Connection>, timeout: Duration) -> Result<(), NetError> {
+    pub(crate) async fn renew(
+        &self,
+        connection: &Arc<Connection>,
+        timeout: Duration,
+    ) -> Result<(), NetError> {
         let (session, ack_below) = self.stamp();
         let sent = Instant::now();
         let renew = SessionRenew { session, ack_below };
@@ -384,204 +398,10 @@ impl Session {
             state.outstanding.remove(&number);
         }
     }
-
-    // ---- opening and resuming
-
-    async fn open(self: &Arc<Self>) -> Result<Arc<Connection>, NetError> {
-        let map = self.link.map();
-        let address = map
-            .rank(self.rank)
-            .map(|rank| rank.address.clone())
-            .unwrap_or_default();
-        if address.is_empty() {
-            return Err(NetError::Lost("nobody serves the rank yet".into()));
-        }
-        let handler = Arc::new(Pushes {
-            session: Arc::downgrade(self),
-        });
-        let connection = connect(&address, &self.identity, handler, CONNECT_TIMEOUT).await?;
-        match self.open_on(&connection).await {
-            Ok(()) => Ok(connection),
-            Err(error) => {
-                connection.close();
-                Err(error)
-            }
-        }
-    }
-
-    async fn open_on(&self, connection: &Arc<Connection>) -> Result<(), NetError> {
-        let known = self.id() != 0;
-        let mut opened = self.say_open(connection).await?;
-        if known && !opened.resumed {
-            tracing::warn!(rank = %self.rank, "the session was ended by the server");
-            {
-                let mut state = self.state.lock();
-                let next_number = state.next_number;
-                *state = State {
-                    next_number,
-                    ..State::default()
-                };
-            }
-            if let Some(owner) = self.owner.upgrade() {
-                owner.lost();
-            }
-            opened = self.say_open(connection).await?;
-        }
-        if opened.reclaim {
-            self.reclaim(connection).await?;
-        }
-        Ok(())
-    }
-
-    async fn say_open(&self, connection: &Arc<Connection>) -> Result<SessionOpenReply, NetError> {
-        let (session, ack_below) = self.stamp();
-        let open = SessionOpen {
-            session,
-            host: self.config.host.clone(),
-            mount_point: self.config.mount_point.clone(),
-            zone: self.config.zone.clone(),
-            ack_below,
-        };
-        let sent = Instant::now();
-        let reply = connection
-            .call(Kind::SESSION_OPEN, &open, &[], OPEN_TIMEOUT)
-            .await?;
-        let opened: SessionOpenReply = reply.decode()?;
-        if session == 0 || opened.resumed {
-            {
-                let mut state = self.state.lock();
-                state.id = opened.session;
-                state.lease = Duration::from_millis(u64::from(opened.lease_ms));
-            }
-            self.extend(sent);
-        }
-        Ok(opened)
-    }
-
-    /// Re-states what is held and resends, in order, what a successor may not know.
-    async fn reclaim(&self, connection: &Arc<Connection>) -> Result<(), NetError> {
-        let (leases, open) = match self.owner.upgrade() {
-            Some(owner) => owner.held(),
-            None => (Vec::new(), Vec::new()),
-        };
-        let parts = leases.chunks(RECLAIM_LEASES).map(<[HeldLease]>::to_vec);
-        let mut open = Some(open);
-        for leases in parts {
-            let reclaim = Reclaim {
-                leases,
-                open: open.take().unwrap_or_default(),
-                ..Reclaim::default()
-            };
-            connection
-                .call(Kind::RECLAIM, &reclaim, &[], OPEN_TIMEOUT)
-                .await?;
-        }
-        if let Some(open) = open {
-            let reclaim = Reclaim {
-                open,
-                ..Reclaim::default()
-            };
-            connection
-                .call(Kind::RECLAIM, &reclaim, &[], OPEN_TIMEOUT)
-                .await?;
-        }
-        let resend: Vec<(u64, Request)> = {
-            let state = self.state.lock();
-            let all = state.unsafe_requests.iter();
-            all.map(|(number, (_, request))| (*number, request.clone()))
-                .collect()
-        };
-        for (number, mut request) in resend {
-            (request.session, request.ack_below) = self.stamp();
-            request.replay = true;
-            let sent = connection
-                .call(Kind::META_REQUEST, &request, &[], OPEN_TIMEOUT)
-                .await;
-            let batch = match sent {
-                Ok(reply) => {
-                    let reply: Reply = reply.decode()?;
-                    if let Some(owner) = self.owner.upgrade() {
-                        owner.replayed(&reply);
-                    }
-                    BatchNumber(reply.batch)
-                }
-                Err(NetError::Refused { status, failure }) => {
-                    // It had been answered with success: whoever relied on it must hear of it.
-                    tracing::error!(number, %status, text = failure.text, "a change was lost in a failover");
-                    if let Some(owner) = self.owner.upgrade() {
-                        owner.lost();
-                    }
-                    self.state.lock().unsafe_requests.remove(&number);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            if let Some(entry) = self.state.lock().unsafe_requests.get_mut(&number) {
-                entry.0 = batch;
-            }
-        }
-        let done = Reclaim {
-            done: true,
-            ..Reclaim::default()
-        };
-        connection
-            .call(Kind::RECLAIM, &done, &[], OPEN_TIMEOUT)
-            .await?;
-        Ok(())
-    }
 }
 
-/// Keeps the session: connects, resumes, renews. Ends with the session.
-async fn maintain(weak: Weak<Session>) {
-    let mut pause = PAUSE_MIN;
-    loop {
-        let Some(session) = weak.upgrade() else {
-            return;
-        };
-        if session.state.lock().ended {
-            return;
-        }
-        match session.open().await {
-            Ok(connection) => {
-                pause = PAUSE_MIN;
-                session.up.send_replace(Some(Arc::clone(&connection)));
-                let every = (session.state.lock().lease / 3).max(PAUSE_MIN);
-                drop(session);
-                keep(&weak, &connection, every).await;
-            }
-            Err(error) => {
-                tracing::debug!(%error, "no session yet");
-                let mut map = session.link.watch();
-                drop(session);
-                // The next attempt comes with a new map, or after a moment.
-                let _ = tokio::time::timeout(pause, map.changed()).await;
-                pause = (pause * 2).min(PAUSE_MAX);
-            }
-        }
-    }
-}
-
-/// Renews until the connection ends.
-async fn keep(weak: &Weak<Session>, connection: &Arc<Connection>, every: Duration) {
-    loop {
-        tokio::select! {
-            () = connection.closed() => return,
-            () = tokio::time::sleep(every) => {}
-        }
-        let Some(session) = weak.upgrade() else {
-            connection.close();
-            return;
-        };
-        if let Err(error) = session.renew(connection, every.max(RENEW_TIMEOUT)).await {
-            tracing::debug!(%error, "the session could not be renewed");
-            connection.close();
-            return;
-        }
-    }
-}
-
-struct Pushes {
-    session: Weak<Session>,
+pub(crate) struct Pushes {
+    pub(crate) session: Weak<Session>,
 }
 
 impl Handler for Pushes {
@@ -611,21 +431,18 @@ impl Handler for Pushes {
     }
 }
 
+fn session_ended() -> FsError {
+    FsError::new(Errno::EIO, "the session was ended by the server")
+}
+
 pub(crate) fn timed_out(who: &str) -> FsError {
     FsError::new(Errno::ETIMEDOUT, format!("{who} did not answer in time"))
 }
 
 /// A lease this close to its end is not relied on.
 const LEASE_MARGIN: Duration = Duration::from_millis(500);
-/// Times for the steps of a session.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
-const RENEW_TIMEOUT: Duration = Duration::from_secs(4);
+/// Time for a renewal, and for the last message.
+pub(crate) const RENEW_TIMEOUT: Duration = Duration::from_secs(4);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A wait for a lock has no end of its own.
 const ENDLESS: Duration = Duration::from_secs(365 * 24 * 3600);
-/// First and longest pause between attempts to open.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Leases re-stated in one message.
-const RECLAIM_LEASES: usize = 10_000;

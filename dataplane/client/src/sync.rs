@@ -1,12 +1,13 @@
 //! fsync and release: data stable on all in-sync members, then size and times at the metadata
 //! server, then those safe: in that order.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hither_proto::chunk::{Applied, Close, Flush};
-use hither_proto::ids::{BootId, ChunkserverId, Epoch, GroupId};
+use hither_proto::ids::{BootId, CHUNK_SIZE, ChunkserverId, Epoch, GroupId};
 use hither_proto::kind::Kind;
 use hither_proto::meta::{WriteReport, request::Op};
 use hither_proto::status::{Errno, Status};
@@ -15,79 +16,93 @@ use tokio::time::Instant;
 
 use crate::client::Inner;
 use crate::error::FsError;
-use crate::file::{File, Lease};
+use crate::extents::Extents;
+use crate::file::{Data, File, Lease, OpenFile};
+use crate::flush::{Trouble, hops};
 use crate::session::How;
-use crate::write::{Trouble, hops};
 
 impl Inner {
-    /// Everything written so far is on stable storage when this returns.
-    pub(crate) async fn fsync(&self, file: &File) -> Result<(), FsError> {
+    /// Everything written so far is on stable storage when this returns. Tells the descriptor of
+    /// errors since it last asked.
+    pub(crate) async fn fsync(&self, open: &OpenFile) -> Result<(), FsError> {
+        let safe = self.make_safe(&open.file).await;
+        let told = open.told();
+        safe.and(told)
+    }
+
+    /// Data stable, then size and times reported, then those in the store.
+    pub(crate) async fn make_safe(&self, file: &File) -> Result<(), FsError> {
         self.flush_stable(file).await?;
-        if let Some(report) = file.report(self.cache.hint(file.ino)) {
-            self.send_report(file, report, true).await?;
-        } else {
-            self.session_for(file.ino).barrier().await?;
+        match file.report(self.cache.hint(file.ino)) {
+            Some(report) => self.send_report(file, report, true).await,
+            None => self.session_for(file.ino).barrier().await,
         }
-        file.take_error()
     }
 
     /// Sends what is dirty and makes what is applied stable.
     pub(crate) async fn flush_stable(&self, file: &File) -> Result<(), FsError> {
-        self.flush_dirty(file, true).await;
+        // Whoever finds nothing left to do must not overtake those who are at it.
+        let _one = file.syncing.lock().await;
         let deadline = self.deadline();
-        while let Some(chunk) = self.next_unsynced(file) {
-            self.flush_chunk(file, &chunk, deadline).await?;
-        }
-        file.take_error()
-    }
-
-    /// A chunk with applied data that no flush has covered.
-    fn next_unsynced(&self, file: &File) -> Option<ChunkRef> {
-        let mut data = file.data.lock();
-        data.unsynced
-            .retain(|_, unsynced| !unsynced.data.is_empty());
-        loop {
-            let index = data.unsynced.keys().next().copied()?;
-            if let Some(chunk) = data.refs.get(&index) {
-                return Some(*chunk);
+        let mut sent = self.flush_dirty(file, true).await;
+        // What is applied after this point is for the next flush.
+        let mut todo: BTreeSet<u32> = {
+            let mut data = file.data.lock();
+            data.unsynced
+                .retain(|_, unsynced| !unsynced.data.is_empty());
+            data.unsynced.keys().copied().collect()
+        };
+        while let Some(index) = todo.pop_first() {
+            if self.flush_chunk(file, index, deadline).await? {
+                sent = sent.and(self.flush_dirty(file, true).await);
+                todo.insert(index);
             }
-            // Cut off meanwhile: nothing of it counts.
-            let gone = data.unsynced.remove(&index);
-            let bytes = gone.map_or(0, |gone| gone.data.bytes());
-            self.unsynced_bytes.fetch_sub(bytes, Ordering::AcqRel);
+            if !todo.is_empty() && Instant::now() >= deadline {
+                return Err(crate::session::timed_out("the chunk's servers"));
+            }
         }
+        sent
     }
 
-    /// Makes one chunk's applied data stable; a server that restarted meanwhile gets it again.
+    /// Makes one chunk's applied data stable; true: a server has restarted meanwhile, and what it
+    /// may have lost is dirty again.
     async fn flush_chunk(
         &self,
         file: &File,
-        chunk: &ChunkRef,
+        index: u32,
         deadline: Instant,
-    ) -> Result<(), FsError> {
-        // What is applied after this point is for the next flush.
-        let taken = file.data.lock().unsynced.remove(&chunk.index);
-        let Some(taken) = taken else { return Ok(()) };
+    ) -> Result<bool, FsError> {
+        let (taken, chunk) = {
+            let mut data = file.data.lock();
+            let Some(taken) = data.unsynced.remove(&index) else {
+                return Ok(false);
+            };
+            (taken, data.refs.get(&index).copied())
+        };
         let bytes = taken.data.bytes();
-        let flushed = self.flush_chain(file, chunk, deadline).await;
+        let Some(chunk) = chunk else {
+            // Cut off meanwhile: nothing of it counts.
+            self.unsynced_bytes.fetch_sub(bytes, Ordering::AcqRel);
+            return Ok(false);
+        };
+        let flushed = self.flush_chain(file, &chunk, deadline).await;
         self.unsynced_bytes.fetch_sub(bytes, Ordering::AcqRel);
         let restarted = match flushed {
-            Ok(Some(acks)) => acks
-                .iter()
-                .any(|(server, boot)| taken.boots.get(server).is_some_and(|known| known != boot)),
+            Ok(Some(acks)) => taken.restarted(&acks),
             // A member lost the chunk altogether: it died before anything of it was stable.
             Ok(None) => true,
             Err(error) => {
-                self.keep_unsynced(file, chunk.index, taken);
+                self.keep_unsynced(file, index, taken);
                 return Err(error);
             }
         };
         if restarted {
             tracing::info!(ino = %file.ino, "a chunkserver restarted: sending unsynced data again");
-            self.send_again(file, chunk.index, taken.data);
-            self.flush_dirty(file, true).await;
+            self.send_again(file, index, taken.data);
+        } else {
+            file.data.lock().young.remove(&index);
         }
-        Ok(())
+        Ok(restarted)
     }
 
     /// A flush failed: what it was to cover is kept for the next one.
@@ -100,25 +115,18 @@ impl Inner {
         for (offset, bytes) in taken.data.into_parts() {
             newer.data.insert(offset, bytes);
         }
-        for (server, boot) in taken.boots {
-            // A boot id that differs from the newer one shows at the next flush.
-            newer.boots.entry(server).or_insert(boot);
-        }
+        // The older ids count: a server that has restarted since shows at the next flush.
+        newer.boots.extend(taken.boots);
     }
 
     /// Puts data that a restarted server may have lost back among what is dirty; what was written
     /// since is newer.
-    fn send_again(&self, file: &File, index: u32, mut lost: crate::extents::Extents) {
+    fn send_again(&self, file: &File, index: u32, mut lost: Extents) {
         let mut data = file.data.lock();
-        lost.subtract(&data.dirty);
-        lost.subtract(&data.in_flight);
         if let Some(newer) = data.unsynced.get(&index) {
             lost.subtract(&newer.data);
         }
-        self.dirty_bytes.fetch_add(lost.bytes(), Ordering::AcqRel);
-        for (offset, bytes) in lost.into_parts() {
-            data.dirty.insert(offset, bytes);
-        }
+        self.dirty_again(&mut data, lost);
         *data.chains.entry(index).or_insert(1) += 1;
     }
 
@@ -129,7 +137,6 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Option<Vec<(ChunkserverId, BootId)>>, FsError> {
         let group = GroupId(chunk.group);
-        let mut links = Vec::new();
         loop {
             let floor = file
                 .data
@@ -142,8 +149,7 @@ impl Inner {
             let epoch = map.epoch(group).ok_or(Errno::EIO)?;
             let chain = self.servers.chain(&map, group);
             let Some((head, rest)) = chain.split_first() else {
-                self.overcome(Trouble::Wait, chunk, epoch, &mut links, deadline)
-                    .await?;
+                self.overcome(Trouble::Wait, chunk, epoch, deadline).await?;
                 continue;
             };
             let flush = Flush {
@@ -169,8 +175,7 @@ impl Inner {
                 Err(error) if error.status() == Some(Status::NO_SUCH_CHUNK) => return Ok(None),
                 Err(error) => {
                     let trouble = Trouble::of(head, error);
-                    self.overcome(trouble, chunk, epoch, &mut links, deadline)
-                        .await?;
+                    self.overcome(trouble, chunk, epoch, deadline).await?;
                 }
             }
         }
@@ -196,7 +201,7 @@ impl Inner {
                 file.reported(&report);
                 if let Some(inode) = &reply.inode {
                     self.cache
-                        .put_inode(sent, inode, reply.attributes_leased, None);
+                        .put_changed(sent, inode, reply.attributes_leased, None);
                 }
                 Ok(())
             }
@@ -222,54 +227,91 @@ impl Inner {
         }
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         tokio::spawn(async move {
-            inner.flush_dirty(&file, false).await;
+            if let Err(error) = inner.flush_dirty(&file, false).await {
+                tracing::debug!(ino = %file.ino, %error, "kept for the next fsync");
+            }
             if let Some(report) = file.report(inner.cache.hint(file.ino))
                 && let Err(error) = inner.send_report(&file, report, false).await
             {
-                tracing::error!(ino = %file.ino, %error, "size and times could not be reported");
+                tracing::warn!(ino = %file.ino, %error, "size and times are reported later");
             }
         });
     }
 
-    /// Everything of the file is stable and reported; the lease becomes `to`. For recalls and the
-    /// end of the mount. The gate is held by the caller. The report to be given, if any.
-    pub(crate) async fn give_back(&self, file: &File, to: Lease) -> Option<WriteReport> {
-        if let Err(error) = self.flush_stable(file).await {
-            file.data.lock().error = Some(error);
-        }
-        let hint = self.cache.hint(file.ino);
-        let (report, chunks) = {
+    /// Makes everything of the file stable, reports it, and lets the lease become `to`. The gate is
+    /// held alone by the caller. What cannot be stored is given up, and the next fsync says so.
+    ///
+    /// # Errors
+    /// The metadata server did not take the report: the lease and everything under it is kept.
+    pub(crate) async fn give_back(&self, file: &File, to: Lease) -> Result<(), FsError> {
+        let flushed = self.flush_stable(file).await;
+        let mut to = to;
+        let report = {
             let mut data = file.data.lock();
             let Lease::Exclusive(lease) = data.lease else {
-                data.drop_lease(to);
-                return None;
+                if to == Lease::None && data.lease != to {
+                    data.drop_lease(to);
+                }
+                return Ok(());
             };
-            let report = WriteReport {
+            if let Err(error) = flushed {
+                self.give_up(&mut data, &error);
+            }
+            let torn = data.torn.iter().filter_map(|at| data.refs.get(at));
+            if !data.torn.is_empty() {
+                to = Lease::None;
+            }
+            WriteReport {
                 release: true,
                 downgrade: to == Lease::Shared,
-                ..data.report(file.ino, hint, lease)
-            };
-            let chunks: Vec<(ChunkRef, u64)> = data
-                .refs
-                .values()
-                .filter(|chunk| {
-                    data.chains.contains_key(&chunk.index) || data.unreported.contains(&chunk.index)
-                })
-                .map(|chunk| (*chunk, lease.0))
-                .collect();
-            for index in std::mem::take(&mut data.unreported) {
-                if let Some(chunk) = data.refs.get_mut(&index) {
-                    chunk.written = true;
-                }
+                torn: torn.copied().collect(),
+                ..data.report(file.ino, self.cache.hint(file.ino), lease)
             }
-            data.unreported_size = false;
-            data.drop_lease(to);
-            (report, chunks)
         };
-        self.close_marks_soon(chunks);
+        let lease = report.lease;
+        self.send_report(file, report, false).await?;
+        let marked: Vec<(ChunkRef, u64)> = {
+            let mut data = file.data.lock();
+            if data.lease == Lease::None {
+                // Lost while it was being given back.
+                return Ok(());
+            }
+            let clean = |index: &u32| !data.torn.contains(index);
+            let chunks = data.marked.iter().copied().filter(clean);
+            let marked = chunks.filter_map(|at| data.refs.get(&at).map(|chunk| (*chunk, lease)));
+            let marked = marked.collect();
+            data.drop_lease(to);
+            marked
+        };
+        self.close_marks_soon(marked);
         // What was cached under the attributes' lease is from before this mount wrote.
         self.cache.outdate(file.ino);
-        Some(report)
+        Ok(())
+    }
+
+    /// Data that nobody took in time is given up: its chunks are sealed, and who wrote it is told.
+    fn give_up(&self, data: &mut Data, why: &FsError) {
+        tracing::error!(%why, "written data is given up");
+        let chunks = data.dirty.chunks(CHUNK_SIZE);
+        data.torn.extend(chunks);
+        let chunks: Vec<u32> = data.unsynced.keys().copied().collect();
+        data.torn.extend(chunks);
+        self.drop_pending(data);
+        data.errors
+            .record(FsError::new(Errno::EIO, why.reason.clone()));
+    }
+
+    /// Forgets what is not stable on the servers.
+    fn drop_pending(&self, data: &mut Data) {
+        let unsynced: usize = data.unsynced.values().map(|u| u.data.bytes()).sum();
+        self.unsynced_bytes.fetch_sub(unsynced, Ordering::AcqRel);
+        self.dirty_bytes
+            .fetch_sub(data.dirty.bytes(), Ordering::AcqRel);
+        data.dirty = Extents::default();
+        // Whoever sent it takes it off the count.
+        data.in_flight = Extents::default();
+        data.unsynced.clear();
+        self.dirty_less.notify_waiters();
     }
 
     /// Tells the members that a lease is over and everything flushed: open marks may go. If it is
@@ -317,19 +359,16 @@ impl Inner {
             || !data.in_flight.is_empty()
             || !data.unsynced.is_empty()
             || !data.unreported.is_empty();
-        self.dirty_bytes
-            .fetch_sub(data.dirty.bytes(), Ordering::AcqRel);
-        let unsynced: usize = data.unsynced.values().map(|u| u.data.bytes()).sum();
-        self.unsynced_bytes.fetch_sub(unsynced, Ordering::AcqRel);
-        data.dirty = crate::extents::Extents::default();
-        data.unsynced.clear();
+        self.drop_pending(&mut data);
         data.unreported.clear();
         data.unreported_size = false;
         if pending {
-            data.error = Some(FsError::of_status(Status::NO_SESSION, why.reason.clone()));
+            let lost = FsError::of_status(Status::NO_SESSION, why.reason.clone());
+            data.errors.record(lost);
         }
-        data.drop_lease(Lease::None);
-        self.dirty_less.notify_waiters();
+        if data.lease != Lease::None {
+            data.drop_lease(Lease::None);
+        }
     }
 }
 

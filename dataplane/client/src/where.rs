@@ -56,11 +56,12 @@ impl Client {
     pub async fn places(&self, ino: InodeId) -> Result<Vec<ChunkPlace>, FsError> {
         let inner = &self.inner;
         let file = inner.file(ino);
-        inner.need_shared(&file, inner.deadline()).await?;
+        let _held = inner.hold(&file, false, inner.deadline()).await?;
+        let tenure = file.data.lock().tenure;
         let size = file.data.lock().size;
         let pieces = u32::try_from(size.div_ceil(CHUNK_SIZE)).unwrap_or(u32::MAX);
         if pieces > 0 {
-            inner.need_refs(&file, 0, pieces - 1).await?;
+            inner.need_refs(&file, tenure, 0, pieces - 1).await?;
         }
         let refs: Vec<_> = file.data.lock().refs.values().copied().collect();
         Ok((0..pieces)

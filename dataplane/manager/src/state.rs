@@ -80,6 +80,8 @@ pub(crate) const PREFIXES: [&[u8]; 2] = [b"g/", b"m/"];
 pub(crate) const TERM_KEY: &[u8] = b"m/term";
 /// Key the leader renews.
 pub(crate) const LEADER_KEY: &[u8] = b"m/leader";
+/// Key of what is left when all lists are stored elsewhere, the version among it.
+pub(crate) const STATE_KEY: &[u8] = b"m/state";
 
 impl State {
     /// The map of this state.
@@ -324,8 +326,6 @@ fn number(key: &[u8]) -> Result<u32, String> {
     let tail = key.last_chunk::<8>().ok_or("the key is too short")?;
     u32::try_from(u64::from_be_bytes(*tail)).map_err(|_| "the key's number is too large".into())
 }
-
-const STATE_KEY: &[u8] = b"m/state";
 
 #[cfg(test)]
 mod tests {

@@ -243,7 +243,11 @@ fn switch(name: &str, value: &str) -> Result<bool, OptionsError> {
     }
 }
 
-fn size(name: &str, value: &str) -> Result<usize, OptionsError> {
+/// A number with a unit of 1024 or none, such as `64MiB`.
+///
+/// # Errors
+/// [`OptionsError`] that names the option.
+pub fn size(name: &str, value: &str) -> Result<usize, OptionsError> {
     let wrong = || {
         OptionsError(format!(
             "{name}={value}: write a number such as 64MiB or 200000"
@@ -256,9 +260,10 @@ fn size(name: &str, value: &str) -> Result<usize, OptionsError> {
         "K" | "KiB" | "k" => 10,
         "M" | "MiB" => 20,
         "G" | "GiB" => 30,
+        "T" | "TiB" => 40,
         _ => return Err(wrong()),
     };
-    number.checked_mul(1 << shift).ok_or_else(wrong)
+    number.checked_mul(1usize << shift).ok_or_else(wrong)
 }
 
 fn duration(name: &str, value: &str) -> Result<Duration, OptionsError> {

@@ -127,31 +127,59 @@ pub(crate) fn locality(mount: &Path, output: Output) -> anyhow::Result<()> {
     })
 }
 
+/// A directory's quota and what it is for.
+#[derive(Debug, Serialize)]
+struct QuotaShown {
+    path: String,
+    /// Limit in bytes, 0 for none.
+    bytes: u64,
+    /// Limit in inodes, 0 for none.
+    inodes: u64,
+    /// Bytes of everything below.
+    used_bytes: u64,
+    /// Inodes of everything below.
+    used_inodes: u64,
+}
+
 /// `hither quota`.
 pub(crate) fn quota(quota: &Quota, output: Output) -> anyhow::Result<()> {
+    let path = quota.path.display().to_string();
+    if !quota.path.is_dir() {
+        bail!("{path} is no directory: quotas are of directories, for everything below them");
+    }
     let set = |name: &str, value: Option<u64>| match value {
         Some(value) => set_attribute(&quota.path, name, &value.to_string()),
         None => Ok(()),
     };
     set("hither.quota.bytes", quota.bytes)?;
     set("hither.quota.inodes", quota.inodes)?;
-    let limit = |name: &str| -> anyhow::Result<u64> { Ok(attribute(&quota.path, name)?.parse()?) };
-    let shown = serde_json::json!({
-        "path": quota.path.display().to_string(),
-        "bytes": limit("hither.quota.bytes")?,
-        "inodes": limit("hither.quota.inodes")?,
-    });
-    output.print(&shown, |_| {
-        let text = |value: &serde_json::Value| match value.as_u64() {
-            Some(0) | None => "no limit".to_owned(),
-            Some(limit) => limit.to_string(),
+    let number = |text: &str| -> anyhow::Result<u64> {
+        text.parse()
+            .with_context(|| format!("read {text:?} as a number"))
+    };
+    let limit = |name: &str| number(&attribute(&quota.path, name)?);
+    let used = attribute(&quota.path, "hither.quota.used")?;
+    let (used_bytes, used_inodes) = used.split_once(' ').context("read what is used")?;
+    let shown = QuotaShown {
+        path,
+        bytes: limit("hither.quota.bytes")?,
+        inodes: limit("hither.quota.inodes")?,
+        used_bytes: number(used_bytes)?,
+        used_inodes: number(used_inodes)?,
+    };
+    output.print(&shown, |shown| {
+        let row = |name: &str, used: u64, limit: u64, text: fn(u64) -> String| {
+            let (limit_text, share) = match limit {
+                0 => ("no limit".to_owned(), "-".to_owned()),
+                _ => (text(limit), percent(used, limit)),
+            };
+            [name.to_owned(), text(used), limit_text, share]
         };
-        format!(
-            "{}: bytes {}, inodes {}",
-            quota.path.display(),
-            text(&shown["bytes"]),
-            text(&shown["inodes"])
-        )
+        let rows = vec![
+            row("bytes", shown.used_bytes, shown.bytes, bytes),
+            row("inodes", shown.used_inodes, shown.inodes, |n| n.to_string()),
+        ];
+        table([shown.path.as_str(), "used", "limit", "share"], rows)
     })
 }
 

@@ -13,7 +13,7 @@ use hither_net::Identity;
 use hither_proto::ids::{MapVersion, RankId};
 use serde::Deserialize;
 
-use super::{ending, read_config, terminated};
+use super::{Signals, ending, read_config};
 use crate::args;
 
 /// Configuration of a manager.
@@ -128,8 +128,10 @@ async fn with_store<S: hither_metastore::MetaStore>(
     if embedded && config.ranks > 0 {
         rank = Some(start_rank(config, &manager, store, session_lease).await?);
     }
+    // Who reads that it is ready may end it: as asked, and not where it stands.
+    let mut signals = Signals::listen()?;
     println!("manager ready at {}", manager.address());
-    terminated().await?;
+    signals.next().await;
     ending(
         async {
             if let Some(rank) = rank {
@@ -167,6 +169,7 @@ async fn start_rank<S: hither_metastore::MetaStore>(
             early_answers: config.early_answers,
             cached_inodes_max: config.cached_inodes_max,
             default_class,
+            holder: None,
         },
         identity,
         store,

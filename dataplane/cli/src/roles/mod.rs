@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use serde::de::DeserializeOwned;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Reads a configuration file; keys nobody knows are told and ignored.
 pub(crate) fn read_config<T: DeserializeOwned + Default>(path: Option<&Path>) -> anyhow::Result<T> {
@@ -22,31 +22,50 @@ pub(crate) fn read_config<T: DeserializeOwned + Default>(path: Option<&Path>) ->
         .with_context(|| format!("configuration {} cannot be used", path.display()))
 }
 
+/// SIGTERM and SIGINT, from the moment they are listened for.
+pub(crate) struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    /// From here on the signals do not end the process by themselves.
+    pub(crate) fn listen() -> anyhow::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for the next one.
+    pub(crate) async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+}
+
 /// Waits for SIGTERM or SIGINT.
 pub(crate) async fn terminated() -> anyhow::Result<()> {
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
-    }
+    Signals::listen()?.next().await;
     Ok(())
 }
 
 /// Runs an ending to its end, or until SIGTERM or SIGINT has come twice: once to ask for the end
 /// (`asked`, if that has happened), and once more to wait no longer.
 pub(crate) async fn ending<T>(end: impl Future<Output = T>, asked: bool) -> anyhow::Result<T> {
+    let mut signals = Signals::listen()?;
     let impatience = async {
         if !asked {
-            terminated().await?;
+            signals.next().await;
             tracing::warn!("ending: what is left is being stored; a second signal ends at once");
         }
-        terminated().await
+        signals.next().await;
     };
     tokio::select! {
         ended = end => Ok(ended),
-        twice = impatience => {
-            twice?;
+        () = impatience => {
             bail!("asked twice to end: what was under way was not waited for")
         }
     }

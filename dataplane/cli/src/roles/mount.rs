@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use hither_mount::MountError;
 use hither_mount::options::Options;
 
-use super::{addresses, ending, terminated};
+use super::{Signals, addresses, ending};
 use crate::args;
 use crate::output::Output;
 
@@ -96,6 +96,8 @@ async fn serve(mount: args::Mount, options: &Options, stays: bool) -> anyhow::Re
             Err(error) => return Err(error.into()),
         }
     };
+    // From here on no signal ends the process where it stands.
+    let ended = asked_to_end(mount.stay_mounted)?;
     if stays {
         let mut out = std::io::stdout();
         writeln!(out, "{READY}")?;
@@ -106,7 +108,7 @@ async fn serve(mount: args::Mount, options: &Options, stays: bool) -> anyhow::Re
     }
     let asked = tokio::select! {
         () = mounted.gone() => false,
-        ended = asked_to_end(mount.stay_mounted) => { ended?; true }
+        () = ended => true,
     };
     ending(mounted.unmount(), asked)
         .await?
@@ -115,14 +117,17 @@ async fn serve(mount: args::Mount, options: &Options, stays: bool) -> anyhow::Re
 
 /// Waits for a signal that ends the mount. One that stays takes signals and goes on: without a
 /// process the mount point would be dead for everybody who uses it.
-async fn asked_to_end(stays_mounted: bool) -> anyhow::Result<()> {
-    loop {
-        terminated().await?;
-        if !stays_mounted {
-            return Ok(());
+fn asked_to_end(stays_mounted: bool) -> anyhow::Result<impl Future<Output = ()>> {
+    let mut signals = Signals::listen()?;
+    Ok(async move {
+        loop {
+            signals.next().await;
+            if !stays_mounted {
+                return;
+            }
+            tracing::info!("stays mounted until it is unmounted");
         }
-        tracing::info!("stays mounted until it is unmounted");
-    }
+    })
 }
 
 /// Whoever started the mount must not wait for its output.

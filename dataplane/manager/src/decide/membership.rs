@@ -34,6 +34,8 @@ pub struct Beat {
 
 /// Time within which a server is expected to beat.
 const BEAT_INTERVAL: Duration = Duration::from_millis(500);
+/// A longer time between two looks of the manager is a time in which it heard nobody.
+const LOOK_AT_LEAST: Duration = Duration::from_millis(500);
 /// Silence after which a server is taken as lost.
 const LOST_AFTER: Duration = Duration::from_secs(2);
 /// Processes of one id that are remembered.
@@ -67,6 +69,17 @@ impl Liveness {
         self.held_out
             .get(&(group, id))
             .is_some_and(|until| *until > now)
+    }
+
+    /// The manager itself has not looked for this long (it was stopped, or the store did not
+    /// answer): signs of life have been waiting meanwhile, and silence does not count.
+    pub fn excuse(&mut self, gap: Duration, now: Duration) {
+        let Some(surplus) = gap.checked_sub(LOOK_AT_LEAST) else {
+            return;
+        };
+        for last in self.last.values_mut() {
+            *last = (*last + surplus).min(now);
+        }
     }
 
     /// Forgets what no longer holds.
@@ -438,6 +451,17 @@ mod tests {
         // The process it replaced is told to stop.
         let ghost = beat(&state, &mut liveness, &heartbeat(1, 11), Duration::ZERO);
         assert!(ghost.reply.duplicate && ghost.next.is_none());
+    }
+
+    #[test]
+    fn a_manager_that_was_stopped_hears_everybody_first() {
+        let (state, mut liveness) = registered();
+        let now = Duration::from_secs(60);
+        liveness.excuse(now, now);
+        assert_eq!(lost_servers(&state, &liveness, now), Vec::new());
+        liveness.excuse(Duration::from_millis(100), now);
+        let later = now + LOST_AFTER;
+        assert_eq!(lost_servers(&state, &liveness, later).len(), 2);
     }
 
     #[test]

@@ -180,7 +180,7 @@ pub(crate) fn back_pointer(parent: InodeId, key: &EntryKey) -> Bytes {
 fn encode_entry(cache: &Cache, dir: InodeId, key: &EntryKey) -> Option<Bytes> {
     let target = (*cache.dirs.get(&dir)?.entries.get(key)?)?;
     let stored = match target {
-        Target::Primary(ino) => Stored::Primary(cache.inodes.get(&ino)?.inode.clone()),
+        Target::Primary(ino) => Stored::Primary(cache.inodes.get(&ino)?.inode.stored()),
         Target::Remote(ino, kind) => Stored::Remote(Remote {
             ino: ino.0,
             r#type: kind,

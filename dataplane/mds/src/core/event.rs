@@ -74,6 +74,8 @@ pub enum Event {
     Evict(Token, SessionId),
     /// Administration: list sessions.
     List(Token),
+    /// Another process has the rank.
+    Deposed,
     /// Time has passed.
     Tick,
 }
@@ -100,8 +102,8 @@ pub struct SealChunk {
     pub chunk: ChunkId,
     /// Its group.
     pub group: GroupId,
-    /// Which piece of the file it is.
-    pub index: u32,
+    /// Which piece of the file it is; `None`: a server listed it, and servers do not know.
+    pub index: Option<u32>,
     /// Lease id under which it is sealed: higher than any given before.
     pub lease: LeaseId,
     /// Bytes of the chunk that count; what a copy has beyond is dropped.
@@ -123,7 +125,7 @@ pub struct Refusal {
     /// The status.
     pub status: Status,
     /// What there is to say about it.
-    pub failure: Failure,
+    pub failure: Box<Failure>,
 }
 
 /// An answer to somebody who waits.
@@ -176,7 +178,7 @@ impl Refusal {
     pub fn errno(errno: Errno) -> Self {
         Self {
             status: errno.into(),
-            failure: Failure::default(),
+            failure: Box::default(),
         }
     }
 
@@ -185,10 +187,10 @@ impl Refusal {
     pub fn status(status: Status, text: &str) -> Self {
         Self {
             status,
-            failure: Failure {
+            failure: Box::new(Failure {
                 text: text.into(),
                 ..Failure::default()
-            },
+            }),
         }
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct Leases {
     pub(crate) attributes: SmallVec<[SessionId; 2]>,
     /// Sessions that cache entries of the directory, with the recalls of single names since they
     /// last looked.
-    pub(crate) entries: SmallVec<[(SessionId, u32); 2]>,
+    pub(crate) entries: Vec<(SessionId, u32)>,
     pub(crate) data: Data,
     /// Sessions known to hold a descriptor although they hold no lease.
     pub(crate) open: SmallVec<[SessionId; 1]>,
@@ -68,6 +68,9 @@ impl Leases {
     }
 }
 
+/// Every inode a client knows has one.
+const _: () = assert!(size_of::<Leases>() <= 152);
+
 /// One thing to be given back by one session.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Wanted {
@@ -78,12 +81,14 @@ pub(crate) struct Wanted {
 /// All leases of a rank.
 #[derive(Debug, Default)]
 pub(crate) struct LeaseTable {
-    by_inode: BTreeMap<InodeId, Leases>,
+    by_inode: BTreeMap<InodeId, Box<Leases>>,
+    /// While a session of before a takeover is missing: below, an unknown writer may be about.
+    pub(crate) unsure_below: Option<InodeId>,
 }
 
 impl LeaseTable {
     pub(crate) fn of(&self, ino: InodeId) -> Option<&Leases> {
-        self.by_inode.get(&ino)
+        self.by_inode.get(&ino).map(AsRef::as_ref)
     }
 
     pub(crate) fn of_mut(&mut self, ino: InodeId) -> &mut Leases {
@@ -91,7 +96,11 @@ impl LeaseTable {
     }
 
     pub(crate) fn prune(&mut self, ino: InodeId) {
-        if self.by_inode.get(&ino).is_some_and(Leases::is_unused) {
+        if self
+            .by_inode
+            .get(&ino)
+            .is_some_and(|leases| leases.is_unused())
+        {
             self.by_inode.remove(&ino);
         }
     }
@@ -99,7 +108,7 @@ impl LeaseTable {
     /// Forgets all leases on an inode that is gone; recalls under way still end.
     pub(crate) fn clear(&mut self, ino: InodeId) {
         if let Some(leases) = self.by_inode.get_mut(&ino) {
-            *leases = Leases {
+            **leases = Leases {
                 recalling: leases.recalling,
                 ..Leases::default()
             };
@@ -123,6 +132,9 @@ impl LeaseTable {
 
     /// Gives the attributes lease unless somebody writes the file or a recall is under way.
     pub(crate) fn give_attributes(&mut self, ino: InodeId, session: SessionId) -> bool {
+        if self.unsure_below.is_some_and(|below| ino < below) {
+            return false;
+        }
         let leases = self.of_mut(ino);
         let foreign_writer = matches!(&leases.data, Data::Exclusive(e) if e.session != session);
         if leases.recalling > 0 || leases.sealing || foreign_writer {

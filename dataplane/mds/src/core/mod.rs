@@ -8,18 +8,30 @@
 //! | --- | --- |
 //! | `cache` | inodes, directories, entries in memory; what to load; eviction |
 //! | `batch` | the open batch, what depends on it, commits |
-//! | `lease` | who caches what; recalls |
-//! | `session` | sessions, reply cache, reclaim, eviction |
+//! | `commit` | answers, and the batches they wait for |
+//! | `lease` | who caches what |
+//! | `loads` | what loads bring in |
+//! | `recalls` | asking for leases back |
+//! | `recovery` | sessions that come back after a takeover |
+//! | `requests` | requests in and out, resent ones |
+//! | `run` | tasks: attempts, waits, time |
+//! | `session` | sessions, reply cache, eviction |
 //! | `locks` | flock and byte-range locks |
 //! | `ops/*` | the operations |
 
 mod batch;
 mod cache;
+mod commit;
 mod event;
 mod ids;
 mod lease;
+mod loads;
 mod locks;
+mod node;
 mod ops;
+mod recalls;
+mod recovery;
+mod requests;
 mod run;
 mod session;
 #[cfg(test)]
@@ -41,6 +53,8 @@ pub struct Options {
     pub epoch: hither_proto::ids::Epoch,
     /// Time after its last renewal at which a session ends.
     pub session_lease: std::time::Duration,
+    /// Time after a takeover in which only sessions that come back are served.
+    pub replay_grace: std::time::Duration,
     /// Answer changes before they are in the store.
     pub early_answers: bool,
     /// Time an open batch may wait for company while nobody waits for it.

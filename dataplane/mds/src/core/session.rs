@@ -1,18 +1,19 @@
-//! Sessions: their life, the results kept for resent requests, what is re-stated after a failover.
+//! Sessions: their life, the results kept for resent requests, what becomes of what they held.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hither_proto::ids::{BatchNumber, InodeId, LeaseId, RequestNumber, SessionId};
-use hither_proto::meta::{Reclaim, SessionInfo, SessionOpen, SessionOpenReply};
+use hither_proto::ids::{BatchNumber, ChunkId, InodeId, RequestNumber, SessionId};
+use hither_proto::meta::{SessionInfo, SessionOpen, SessionOpenReply};
 use hither_proto::status::Status;
-use hither_proto::stored::{SessionState, StoredReply};
+use hither_proto::stored::SessionState;
 use prost::Message;
 
 use super::event::{Answer, Counter, Effect, Refusal, SealChunk, Token};
-use super::lease::{Data, Exclusive};
-use super::run::{Blocker, Core, TaskId, Work};
+use super::lease::Data;
+use super::requests::KeptReply;
+use super::run::{Core, TaskId, Work};
 use crate::keys;
 
 /// A client's session.
@@ -24,7 +25,9 @@ pub(crate) struct Session {
     /// Time of the last sign of life.
     pub(crate) renewed: Duration,
     /// Results of changing requests the client may resend.
-    pub(crate) replies: BTreeMap<RequestNumber, StoredReply>,
+    pub(crate) replies: BTreeMap<RequestNumber, KeptReply>,
+    /// Numbers below were answered, and the client knows: they never come again.
+    pub(crate) acked_below: u64,
     /// Requests that are being carried out.
     pub(crate) running: BTreeMap<RequestNumber, TaskId>,
     /// Unlinked inodes the session holds open.
@@ -45,7 +48,13 @@ impl Session {
             replies: state
                 .replies
                 .iter()
-                .map(|reply| (RequestNumber(reply.number), *reply))
+                .map(|stored| {
+                    let kept = KeptReply {
+                        stored: *stored,
+                        ..KeptReply::default()
+                    };
+                    (RequestNumber(stored.number), kept)
+                })
                 .collect(),
             orphans: state.orphans.iter().map(|ino| InodeId(*ino)).collect(),
             ..Self::default()
@@ -58,21 +67,27 @@ impl Session {
             host: self.host.clone(),
             mount_point: self.mount_point.clone(),
             zone: self.zone.clone(),
-            replies: self.replies.values().cloned().collect(),
+            replies: self.replies.values().map(|kept| kept.stored).collect(),
             orphans: self.orphans.iter().map(|ino| ino.0).collect(),
         }
     }
 
     /// Forgets results below the lowest number the client still awaits.
     pub(crate) fn acknowledge(&mut self, below: u64) {
-        self.replies = self.replies.split_off(&RequestNumber(below));
+        if below > self.acked_below {
+            self.acked_below = below;
+            self.replies = self.replies.split_off(&RequestNumber(below));
+        }
     }
 }
 
-/// After a failover: who has not come back yet.
-#[derive(Debug)]
-pub(crate) struct Recovery {
-    pub(crate) missing: BTreeSet<SessionId>,
+/// Something that has to happen before an ended session may be forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum EndStep {
+    /// What it wrote of the file is sealed.
+    Seal(InodeId),
+    /// The unlinked inode it held open is looked after.
+    Orphan(InodeId),
 }
 
 impl Core {
@@ -125,10 +140,7 @@ impl Core {
             session.renewed = now;
             session.acknowledge(open.ack_below);
         }
-        let reclaim = self
-            .recovery
-            .as_ref()
-            .is_some_and(|r| r.missing.contains(&id));
+        let reclaim = self.note_return(id);
         let reply = self.opened(id, reclaim);
         self.answer(
             token,
@@ -177,70 +189,6 @@ impl Core {
         self.answer_after(self.open.number, token, Answer::Done);
     }
 
-    pub(crate) fn reclaim(&mut self, token: Token, id: SessionId, reclaim: Reclaim) {
-        if self
-            .sessions
-            .get(&id)
-            .is_none_or(|session| session.evicting)
-        {
-            return self.refuse(token, no_session());
-        }
-        let open = self
-            .recovery
-            .as_ref()
-            .is_some_and(|r| r.missing.contains(&id));
-        if !open {
-            let text = "nothing is being re-stated now: drop caches and go on";
-            return self.refuse(token, Refusal::status(Status::BAD_REQUEST, text));
-        }
-        for lease in reclaim.leases {
-            let leases = self.leases.of_mut(InodeId(lease.ino));
-            if lease.attributes && !leases.attributes.contains(&id) {
-                leases.attributes.push(id);
-            }
-            if lease.entries && !leases.entries.iter().any(|(holder, _)| *holder == id) {
-                leases.entries.push((id, 0));
-            }
-            if lease.exclusive {
-                let lease = LeaseId(lease.data_lease);
-                leases.data = Data::Exclusive(Exclusive {
-                    session: id,
-                    lease,
-                    reserved: Vec::new(),
-                });
-            } else if lease.data_lease != 0 {
-                match &mut leases.data {
-                    Data::Shared(holders) if !holders.contains(&id) => holders.push(id),
-                    Data::None => leases.data = Data::Shared(std::iter::once(id).collect()),
-                    Data::Shared(_) | Data::Exclusive(_) => {}
-                }
-            }
-            self.leases.prune(InodeId(lease.ino));
-        }
-        for ino in reclaim.open {
-            let leases = self.leases.of_mut(InodeId(ino));
-            if !leases.open.contains(&id) {
-                leases.open.push(id);
-            }
-        }
-        if reclaim.done {
-            self.recovered(id);
-        }
-        self.answer(token, Answer::Done);
-    }
-
-    /// `id` is back (or gone): when nobody is missing any more, everybody is served.
-    pub(crate) fn recovered(&mut self, id: SessionId) {
-        let Some(recovery) = &mut self.recovery else {
-            return;
-        };
-        recovery.missing.remove(&id);
-        if recovery.missing.is_empty() {
-            self.recovery = None;
-            self.wake(&Blocker::Recovered);
-        }
-    }
-
     /// Starts to end a session: it is served no more, and fenced before anything it held is given
     /// to others.
     pub(crate) fn evict_session(&mut self, id: SessionId) {
@@ -261,10 +209,7 @@ impl Core {
             .filter_map(|ino| self.leases.of(ino))
             .any(|leases| matches!(&leases.data, Data::Exclusive(held) if held.session == id));
         // After a failover nobody knows what a session that never came back has written.
-        let unknown = self
-            .recovery
-            .as_ref()
-            .is_some_and(|r| r.missing.contains(&id));
+        let unknown = self.is_missing(id);
         if held_exclusive || unknown {
             self.effects.push(Effect::Fence(id));
         } else {
@@ -276,31 +221,65 @@ impl Core {
         let Some(session) = self.sessions.remove(&id) else {
             return;
         };
-        let mut to_seal: BTreeMap<InodeId, BTreeSet<SealChunk>> = BTreeMap::new();
+        // By chunk: what was reserved is known with its place, what servers list is not.
+        let mut to_seal: BTreeMap<InodeId, BTreeMap<ChunkId, SealChunk>> = BTreeMap::new();
         for (ino, exclusive) in self.leases.forget_session(id) {
             let seals = to_seal.entry(ino).or_default();
             for chunk in exclusive.reserved {
-                seals.insert(super::ops::seal_of(&chunk));
+                seals.insert(ChunkId(chunk.chunk), super::ops::seal_of(&chunk));
             }
         }
         for (ino, chunk) in open {
-            to_seal.entry(ino).or_default().insert(chunk);
+            let another_writes = self
+                .leases
+                .of(ino)
+                .is_some_and(|leases| matches!(leases.data, Data::Exclusive(_)));
+            // Whoever has got the lease since has got it sealed or cleanly released.
+            if !another_writes {
+                let seals = to_seal.entry(ino).or_default();
+                seals.entry(chunk.chunk).or_insert(chunk);
+            }
         }
         self.end_recalls_of(id);
         self.unlock_session(id);
+        let steps: BTreeSet<EndStep> = to_seal
+            .keys()
+            .map(|ino| EndStep::Seal(*ino))
+            .chain(session.orphans.iter().map(|ino| EndStep::Orphan(*ino)))
+            .collect();
+        self.ending.insert(id, steps);
         for (ino, chunks) in to_seal {
             self.leases.of_mut(ino).sealing = true;
             self.spawn(Work::Seal {
                 ino,
-                chunks: chunks.into_iter().collect(),
+                chunks: chunks.into_values().collect(),
             });
         }
         for ino in session.orphans {
             self.spawn(Work::RemoveOrphan { ino, session: id });
         }
-        self.open.raw.insert(keys::session(id), None);
         self.open.sessions.remove(&id);
+        self.end_sessions(None);
         self.recovered(id);
+    }
+
+    /// A step of the end of sessions is done. The record of a session stays until all are: a
+    /// successor would otherwise not know that there is something to be done.
+    pub(crate) fn end_sessions(&mut self, done: Option<EndStep>) {
+        let ended: Vec<SessionId> = self
+            .ending
+            .iter_mut()
+            .filter_map(|(id, steps)| {
+                if let Some(done) = done {
+                    steps.remove(&done);
+                }
+                steps.is_empty().then_some(*id)
+            })
+            .collect();
+        for id in ended {
+            self.ending.remove(&id);
+            self.open.raw.insert(keys::session(id), None);
+        }
     }
 
     /// Ends sessions whose lease has run out.

@@ -2,5 +2,6 @@
 
 mod data;
 mod failover;
+mod files;
 mod names;
 mod world;

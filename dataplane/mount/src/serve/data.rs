@@ -11,6 +11,9 @@ use hither_proto::status::Errno;
 use super::{O_ACCMODE, Server};
 use crate::transport::{Answer, Lock, Opened};
 
+const O_RDONLY: i32 = 0;
+const O_WRONLY: i32 = 1;
+const O_TRUNC: i32 = 0o1000;
 const O_APPEND: i32 = 0o2000;
 const O_EXCL: i32 = 0o200;
 const O_SYNC: i32 = 0o4_010_000;
@@ -48,8 +51,22 @@ impl Server {
             open_for_write: flags & O_ACCMODE != 0,
             ..Create::default()
         };
-        let created = self.client.create(request, caller).await?;
-        let ino = InodeId(created.found.attributes.inode.ino);
+        let mut created = self.client.create(request, caller).await?;
+        let inode = &created.found.attributes.inode;
+        let ino = InodeId(inode.ino);
+        if created.existed {
+            // Another mount has just made it; the kernel takes it for new and checks nothing.
+            if !may_open(inode.mode, inode.uid, flags, caller) {
+                return Err(Errno::EACCES.into());
+            }
+            if flags & O_TRUNC != 0 {
+                let empty = SetAttributes {
+                    size: Some(0),
+                    ..SetAttributes::default()
+                };
+                created.found.attributes = self.client.set_attributes(ino, empty, caller).await?;
+            }
+        }
         let open = self
             .client
             .open(ino, flags & O_APPEND != 0, syncs(flags))
@@ -137,12 +154,10 @@ impl Server {
 
     pub(super) async fn fallocate(
         &self,
-        ino: InodeId,
         handle: u64,
         offset: u64,
         length: u64,
         mode: i32,
-        caller: Caller,
     ) -> Result<Answer, FsError> {
         let open = self.file(handle)?;
         let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
@@ -157,19 +172,53 @@ impl Server {
             self.client.punch_hole(&open, offset, length).await?;
         }
         if mode & FALLOC_KEEP_SIZE == 0 {
-            let size = self.client.attributes(ino).await?.inode.size;
-            if end > size {
-                let set = SetAttributes {
-                    size: Some(end),
-                    ..SetAttributes::default()
-                };
-                self.client.set_attributes(ino, set, caller).await?;
-            }
+            self.client.extend(&open, end).await?;
         }
         Ok(Answer::Done)
     }
 }
 
+/// Whether the mode lets the caller open a file. Which groups the caller is in is not known here, so
+/// what the group may do counts for everybody but the owner.
+fn may_open(mode: u32, owner: u32, flags: i32, caller: Caller) -> bool {
+    if caller.uid == 0 {
+        return true;
+    }
+    let bits = if caller.uid == owner {
+        mode >> 6
+    } else {
+        mode >> 3 | mode
+    };
+    let wanted = match flags & O_ACCMODE {
+        O_RDONLY => 4,
+        O_WRONLY => 2,
+        _ => 6,
+    };
+    bits & wanted == wanted
+}
+
 fn syncs(flags: i32) -> bool {
     flags & O_SYNC == O_SYNC || flags & O_DSYNC != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_checked_where_the_kernel_does_not() {
+        let caller = |uid| Caller {
+            uid,
+            ..Caller::default()
+        };
+        assert!(may_open(0o600, 7, O_WRONLY, caller(7)));
+        assert!(!may_open(0o600, 7, O_RDONLY, caller(8)));
+        assert!(!may_open(0o400, 7, 2, caller(7)), "read and write");
+        assert!(
+            may_open(0o640, 7, O_RDONLY, caller(8)),
+            "perhaps in the group"
+        );
+        assert!(!may_open(0o640, 7, O_WRONLY, caller(8)));
+        assert!(may_open(0, 7, O_WRONLY, caller(0)));
+    }
 }

@@ -60,11 +60,7 @@ impl Server {
             ),
             b"quota.used" => {
                 let space = self.client.space(ino).await?;
-                text(format!(
-                    "{} {}",
-                    space.total_bytes.saturating_sub(space.free_bytes),
-                    space.total_inodes.saturating_sub(space.free_inodes)
-                ))
+                text(format!("{} {}", space.used_bytes, space.used_inodes))
             }
             _ => Err(Errno::ENODATA.into()),
         }

@@ -29,6 +29,7 @@ impl Core {
             if !is_regular(mode) {
                 return Err(Errno::EINVAL.into());
             }
+            self.need_known_holders(ino, true)?;
             self.need_refs(ino, 0, u32::MAX)?;
         }
         let mut wanted = self.leases.attribute_holders(ino, attempt.session, false);
@@ -46,12 +47,7 @@ impl Core {
         };
         self.set_plain(attempt, ino, op);
         let mut reply = self.reply_with(attempt, ino);
-        if let Some(Data::Exclusive(held)) = self.leases.of(ino).map(|l| &l.data)
-            && held.session == attempt.session
-        {
-            reply.data_lease = held.lease.0;
-            reply.data_exclusive = true;
-        }
+        self.tell_lease(attempt.session, ino, &mut reply);
         if cut {
             let waiting = Attempt::waiting(attempt);
             self.trim_answers
@@ -77,8 +73,12 @@ impl Core {
         inode.gid = op.gid.unwrap_or(inode.gid);
         inode.atime = op.atime.unwrap_or(inode.atime);
         inode.class = op.class.unwrap_or(inode.class);
-        inode.quota_bytes = op.quota_bytes.unwrap_or(inode.quota_bytes);
-        inode.quota_inodes = op.quota_inodes.unwrap_or(inode.quota_inodes);
+        if let Some(limit) = op.quota_bytes {
+            inode.rare_mut().quota_bytes = limit;
+        }
+        if let Some(limit) = op.quota_inodes {
+            inode.rare_mut().quota_inodes = limit;
+        }
         inode.ctime = op.ctime.unwrap_or(attempt.now);
         let mtime = op.mtime.or(op.size.map(|_| attempt.now));
         if let Some(mtime) = mtime {
@@ -98,13 +98,10 @@ impl Core {
 
     /// Sets the size; true when copies have to be cut before the file may grow again.
     fn resize(&mut self, attempt: &mut Attempt, ino: InodeId, size: u64) -> Result<bool, Stop> {
-        if self
-            .leases
-            .of(ino)
-            .is_some_and(|leases| leases.sealing || leases.trimming)
-        {
+        if self.leases.of(ino).is_some_and(|leases| leases.sealing) {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
+        self.need_trimmed(ino)?;
         let slot = &self.cache.inodes[&ino];
         let (old, parent) = (slot.inode.size, slot.parent);
         if size > 0 {
@@ -137,13 +134,13 @@ impl Core {
             Some(Data::Exclusive(held)) if held.session == attempt.session
         );
         let partial = !size.is_multiple_of(CHUNK_SIZE) && (size < old || writing);
-        slot.inode.pending_trim = partial.then_some(size);
+        slot.inode.rare_mut().pending_trim = partial.then_some(size);
         self.touch(attempt, Object::Inode(ino));
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         self.bump(parent, signed(size) - signed(old), 0);
         let cut = partial && self.start_trim(ino)?;
         if !cut && let Some(slot) = self.cache.inodes.get_mut(&ino) {
-            slot.inode.pending_trim = None;
+            slot.inode.rare_mut().pending_trim = None;
         }
         Ok(cut)
     }
@@ -167,24 +164,31 @@ impl Core {
             free_bytes: self.groups.free_bytes,
             total_inodes: 0,
             free_inodes: 0,
+            used_bytes: 0,
+            used_inodes: 0,
         };
+        let used = |n: i64| u64::try_from(n).unwrap_or(0);
+        let mut below = None;
         for at in self.up_from(ino) {
-            let inode = &self.cache.inodes[&at].inode;
+            let limits = self.cache.inodes[&at].inode.rare();
             let Some(dir) = self.cache.dirs.get(&at) else {
                 continue;
             };
-            let used = |n: i64| u64::try_from(n).unwrap_or(0);
-            if inode.quota_bytes != 0 {
-                let limit = inode.quota_bytes;
+            below.get_or_insert((dir.head.recursive_bytes, dir.head.recursive_inodes));
+            if limits.quota_bytes != 0 {
+                let limit = limits.quota_bytes;
                 let left = limit.saturating_sub(used(dir.head.recursive_bytes));
                 space.free_bytes = space.free_bytes.min(left);
                 space.total_bytes = space.total_bytes.min(limit);
             }
-            if inode.quota_inodes != 0 && space.total_inodes == 0 {
-                let limit = inode.quota_inodes;
+            if limits.quota_inodes != 0 && space.total_inodes == 0 {
+                let limit = limits.quota_inodes;
                 space.total_inodes = limit;
                 space.free_inodes = limit.saturating_sub(used(dir.head.recursive_inodes));
             }
+        }
+        if let Some((bytes, inodes)) = below {
+            (space.used_bytes, space.used_inodes) = (used(bytes), used(inodes));
         }
         space
     }

@@ -1,15 +1,18 @@
 //! File data: leases, chunk references, reports of writers.
 
 use hither_proto::ids::{CHUNK_SIZE, ChunkIndex, Epoch, GroupId, InodeId, LeaseId, SessionId};
-use hither_proto::meta::{Acquire, AllocChunks, ChunkRefs, PunchHole, Reply, WriteReport};
+use hither_proto::meta::{
+    Acquire, AllocChunks, ChunkRefs, GiveBack, PunchHole, Reply, WriteReport,
+};
 use hither_proto::status::{Errno, Status};
 use hither_proto::stored::ChunkRef;
 
-use super::{Outcome, is_regular, refuse};
+use super::{Outcome, is_regular, refuse, seal_of};
 use crate::core::batch::Object;
 use crate::core::cache::LoadKey;
+use crate::core::event::SealChunk;
 use crate::core::lease::{Data, Exclusive};
-use crate::core::run::{Attempt, Blocker, Core, Stop};
+use crate::core::run::{Attempt, Blocker, Core, Stop, Work};
 
 /// References kept in the inode itself: those of the first pieces of the file.
 pub(crate) const INLINE_CHUNKS: u32 = 8;
@@ -25,6 +28,7 @@ impl Core {
         let ino = InodeId(op.ino);
         self.need_inode(attempt, ino, op.hint.as_ref())?;
         self.need_file(ino)?;
+        self.need_known_holders(ino, op.exclusive)?;
         self.need_calm(attempt, ino)?;
         self.need_refs(ino, 0, INLINE_CHUNKS)?;
         let mut wanted = self.leases.data_holders(ino, attempt.session, op.exclusive);
@@ -90,25 +94,32 @@ impl Core {
 
     /// No lease is given while chunks of the file are sealed or trimmed, or while another waits.
     fn need_calm(&mut self, attempt: &Attempt, ino: InodeId) -> Result<(), Stop> {
-        let (busy, trimming) = match self.leases.of(ino) {
-            Some(leases) => {
-                let own = leases.informs(attempt.session) && leases.recalling == 0;
-                let recalled = leases.recalling > 0 && !own;
-                (
-                    leases.sealing || leases.trimming || recalled,
-                    leases.trimming,
-                )
-            }
-            None => (false, false),
+        let Some(leases) = self.leases.of(ino) else {
+            return self.need_trimmed(ino);
         };
-        if busy {
+        if leases.sealing || leases.recalling > 0 {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
-        if !trimming && self.cache.inodes[&ino].inode.pending_trim.is_some() {
-            // Left by a predecessor: finished before anybody reads or extends the file.
-            self.start_trim(ino)?;
-            return Err(Stop::Block(Blocker::Inode(ino)));
+        // A foreign writer gives its lease back first: a trim would number it anew behind its back.
+        if matches!(&leases.data, Data::Exclusive(held) if held.session != attempt.session)
+            && !leases.trimming
+        {
+            return Ok(());
         }
+        self.need_trimmed(ino)
+    }
+
+    /// The request's session holds the lease it names. What a session resends after a takeover was
+    /// under a lease it may have given back since, or have with a new number: it counts as long as
+    /// nobody else writes, as nobody else gets the file before that session has resent everything.
+    fn need_writer(&mut self, attempt: &Attempt, ino: InodeId, lease: u64) -> Result<(), Stop> {
+        let data = self.leases.of(ino).map(|leases| &leases.data);
+        let foreign =
+            matches!(data, Some(Data::Exclusive(held)) if held.session != attempt.session);
+        if attempt.replay && !foreign && self.is_missing(attempt.session) {
+            return Ok(());
+        }
+        self.held_exclusive(attempt.session, ino, lease)?;
         Ok(())
     }
 
@@ -141,6 +152,7 @@ impl Core {
             self.need_refs(ino, *index, *index)?;
         }
         self.held_exclusive(attempt.session, ino, op.lease)?;
+        self.note_progress(attempt.session, ino);
         let slot = &self.cache.inodes[&ino];
         let (class, parent) = (slot.inode.class, slot.parent);
         self.need_quota(parent, 1, 0)?;
@@ -192,32 +204,71 @@ impl Core {
     }
 
     pub(crate) fn write_report(&mut self, attempt: &mut Attempt, op: &WriteReport) -> Outcome {
+        self.note_progress(attempt.session, InodeId(op.ino));
+        self.need_reportable(attempt, op)?;
         let ino = InodeId(op.ino);
-        self.need_inode(attempt, ino, op.hint.as_ref())?;
-        for chunk in &op.written {
-            self.need_refs(ino, chunk.index, chunk.index)?;
-        }
-        self.held_exclusive(attempt.session, ino, op.lease)?;
         self.apply_report(attempt, op);
-        if op.release || op.downgrade {
+        let held = self.held_exclusive(attempt.session, ino, op.lease).is_ok();
+        if held && op.release && !op.torn.is_empty() {
+            self.release_torn(ino, &op.torn);
+        } else if held && (op.release || op.downgrade) {
             self.release_exclusive(attempt.session, ino, op.downgrade);
         }
         Ok(self.reply_with(attempt, ino))
     }
 
-    /// A report that came as the answer to a recall.
-    pub(crate) fn report_in_recall(&mut self, session: SessionId, report: &WriteReport) {
-        let ino = InodeId(report.ino);
-        let known = self.cache.inodes.contains_key(&ino)
-            && self.held_exclusive(session, ino, report.lease).is_ok();
-        if !known {
+    /// An exclusive lease ends although its holder's last writes did not reach all members: they
+    /// agree again before anybody gets a lease.
+    fn release_torn(&mut self, ino: InodeId, torn: &[ChunkRef]) {
+        let leases = self.leases.of_mut(ino);
+        let Data::Exclusive(held) = &mut leases.data else {
             return;
+        };
+        let mut chunks: Vec<SealChunk> = held.reserved.iter().map(seal_of).collect();
+        for chunk in torn {
+            if !chunks.iter().any(|known| known.chunk.0 == chunk.chunk) {
+                chunks.push(seal_of(chunk));
+            }
         }
-        let mut attempt = Attempt::of_session(session);
-        self.apply_report(&mut attempt, report);
-        if let Some(session) = self.sessions.get_mut(&session) {
+        leases.data = Data::None;
+        leases.sealing = true;
+        self.spawn(Work::Seal { ino, chunks });
+    }
+
+    /// Makes sure that everything a report changes is in memory, and that it may change it.
+    fn need_reportable(&mut self, attempt: &mut Attempt, op: &WriteReport) -> Result<(), Stop> {
+        let ino = InodeId(op.ino);
+        self.need_inode(attempt, ino, op.hint.as_ref())?;
+        self.need_trimmed(ino)?;
+        for chunk in &op.written {
+            self.need_refs(ino, chunk.index, chunk.index)?;
+        }
+        self.need_writer(attempt, ino, op.lease)?;
+        self.note_absent_pages(ino, op.written.iter().map(|chunk| chunk.index));
+        Ok(())
+    }
+
+    /// A report that came as the answer to a recall; the recall ends with it. One that counts no
+    /// more (the file is gone, the lease is another's) is passed over.
+    pub(crate) fn report_in_recall(
+        &mut self,
+        attempt: &mut Attempt,
+        recall: u64,
+        report: &WriteReport,
+        open: bool,
+    ) -> Outcome {
+        match self.need_reportable(attempt, report) {
+            Ok(()) => self.apply_report(attempt, report),
+            Err(Stop::Refuse(_)) => self.leases.prune(InodeId(report.ino)),
+            Err(stop) => return Err(stop),
+        }
+        if attempt.changed
+            && let Some(session) = self.sessions.get_mut(&attempt.session)
+        {
             session.last_batch = self.open.number;
         }
+        self.finish_recall(recall, open);
+        Ok(Reply::default())
     }
 
     fn apply_report(&mut self, attempt: &mut Attempt, op: &WriteReport) {
@@ -228,6 +279,10 @@ impl Core {
         }
         let mut changed = false;
         for chunk in &op.written {
+            if ChunkIndex(chunk.index).start() >= op.size {
+                // Nothing of it counts; reserved, it is freed with the lease.
+                continue;
+            }
             changed |= self.put_ref(
                 attempt,
                 ino,
@@ -282,6 +337,38 @@ impl Core {
         self.leases.prune(ino);
     }
 
+    /// Ends exclusive leases nobody has used. Their reserved chunks exist nowhere: nothing has to
+    /// be freed. A lease that is not (or no longer) held is passed over.
+    pub(crate) fn give_back(&mut self, session: SessionId, op: &GiveBack) -> Reply {
+        for unused in &op.leases {
+            let ino = InodeId(unused.ino);
+            if self.drop_unused(session, ino, LeaseId(unused.lease)) {
+                self.leases.of_mut(ino).data = Data::None;
+                self.wake(&Blocker::Inode(ino));
+                self.leases.prune(ino);
+            }
+        }
+        Reply::default()
+    }
+
+    /// Forgets what was reserved under a lease that was not used; whether the session holds it.
+    pub(crate) fn drop_unused(&mut self, session: SessionId, ino: InodeId, lease: LeaseId) -> bool {
+        let held = self
+            .leases
+            .of(ino)
+            .is_some_and(|leases| match &leases.data {
+                // The answer to a recall under way ends it.
+                Data::Exclusive(held) => {
+                    held.session == session && held.lease == lease && leases.recalling == 0
+                }
+                Data::None | Data::Shared(_) => false,
+            });
+        if held && let Data::Exclusive(held) = &mut self.leases.of_mut(ino).data {
+            held.reserved = Vec::new();
+        }
+        held
+    }
+
     pub(crate) fn punch_hole(&mut self, attempt: &mut Attempt, op: &PunchHole) -> Outcome {
         let ino = InodeId(op.ino);
         self.need_inode(attempt, ino, op.hint.as_ref())?;
@@ -292,16 +379,18 @@ impl Core {
         let (Ok(first), Ok(after)) = (u32::try_from(first), u32::try_from(after)) else {
             return Err(Errno::EFBIG.into());
         };
-        self.held_exclusive(attempt.session, ino, op.lease)?;
+        self.need_writer(attempt, ino, op.lease)?;
         if first < after {
             self.need_refs(ino, first, after - 1)?;
             let mut freed = self.remove_refs(attempt, ino, first, after - 1);
-            let held = self.held_exclusive(attempt.session, ino, op.lease)?;
-            let (gone, kept) = std::mem::take(&mut held.reserved)
-                .into_iter()
-                .partition(|chunk| (first..after).contains(&chunk.index));
-            held.reserved = kept;
-            freed.extend::<Vec<_>>(gone);
+            if let Data::Exclusive(held) = &mut self.leases.of_mut(ino).data {
+                let (gone, kept) = std::mem::take(&mut held.reserved)
+                    .into_iter()
+                    .partition(|chunk| (first..after).contains(&chunk.index));
+                held.reserved = kept;
+                freed.extend::<Vec<_>>(gone);
+            }
+            self.leases.prune(ino);
             self.free_chunks(ino, &freed);
         }
         let slot = self.cache.inodes.get_mut(&ino).expect("needed above");
@@ -317,12 +406,13 @@ impl Core {
     /// Makes sure that the references of these indices are in memory.
     pub(crate) fn need_refs(&mut self, ino: InodeId, first: u32, last: u32) -> Result<(), Stop> {
         let inode = &self.cache.inodes[&ino].inode;
-        if inode.paged_chunks == 0 || last < INLINE_CHUNKS {
+        if inode.rare().paged_chunks == 0 || last < INLINE_CHUNKS {
             return Ok(());
         }
-        let end = inode.size.max(1) - 1;
-        let end = ChunkIndex::of_offset(end).map_or(u32::MAX, |index| index.0);
-        let pages = first.max(INLINE_CHUNKS) / PAGE_CHUNKS..=last.min(end) / PAGE_CHUNKS;
+        // No reference lies beyond the file's end; a single one may be about to extend it.
+        let end = ChunkIndex::of_offset(inode.size.max(1) - 1).map_or(u32::MAX, |index| index.0);
+        let last = if first == last { last } else { last.min(end) };
+        let pages = first.max(INLINE_CHUNKS) / PAGE_CHUNKS..=last / PAGE_CHUNKS;
         let missing: Vec<LoadKey> = pages
             .filter(|page| !self.cache.pages.contains_key(&(ino, *page)))
             .map(|page| LoadKey::Page(ino, page))
@@ -331,6 +421,19 @@ impl Core {
             Ok(())
         } else {
             Err(Stop::Load(missing))
+        }
+    }
+
+    /// A file without any page has not these either: they may be written without being read.
+    pub(crate) fn note_absent_pages(&mut self, ino: InodeId, indices: impl Iterator<Item = u32>) {
+        let slot = self.cache.inodes.get(&ino);
+        if slot.is_some_and(|slot| slot.inode.rare().paged_chunks == 0) {
+            for index in indices.filter(|index| *index >= INLINE_CHUNKS) {
+                self.cache
+                    .pages
+                    .entry((ino, index / PAGE_CHUNKS))
+                    .or_default();
+            }
         }
     }
 
@@ -355,7 +458,7 @@ impl Core {
             .collect()
     }
 
-    /// Sets a reference; true when that changed anything.
+    /// Sets a reference; true when that changed anything. Its page is in memory, or noted as absent.
     pub(crate) fn put_ref(
         &mut self,
         attempt: &mut Attempt,
@@ -372,6 +475,10 @@ impl Core {
         let list = if inline {
             &mut slot.inode.chunks
         } else {
+            assert!(
+                self.cache.pages.contains_key(&page),
+                "a page of references that was not read would be overwritten: {ino} {page:?}"
+            );
             self.cache.pages.entry(page).or_default()
         };
         match list.binary_search_by_key(&chunk.index, |known| known.index) {
@@ -379,7 +486,7 @@ impl Core {
             Ok(at) => list[at] = *chunk,
             Err(at) => {
                 list.insert(at, *chunk);
-                slot.inode.paged_chunks += u32::from(!inline);
+                slot.inode.rare_mut().paged_chunks += u32::from(!inline);
             }
         }
         if !inline {
@@ -415,7 +522,8 @@ impl Core {
             if count > 0 {
                 self.open.pages.insert(*page);
                 let count = u32::try_from(count).unwrap_or(u32::MAX);
-                slot.inode.paged_chunks = slot.inode.paged_chunks.saturating_sub(count);
+                let paged = &mut slot.inode.rare_mut().paged_chunks;
+                *paged = paged.saturating_sub(count);
             }
         }
         if !removed.is_empty() {

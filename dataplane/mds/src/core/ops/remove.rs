@@ -11,10 +11,11 @@ use prost::Message;
 use super::find::STRAYS;
 use super::{Outcome, check_name, is_dir};
 use crate::core::batch::{Object, back_pointer};
-use crate::core::cache::{EntryKey, Target};
+use crate::core::cache::{EntryKey, LoadKey, Target};
 use crate::core::event::Effect;
 use crate::core::lease::{Data, Wanted};
-use crate::core::run::{Attempt, Core, Stop};
+use crate::core::run::{Attempt, Core, Stop, Work};
+use crate::core::session::EndStep;
 use crate::keys;
 
 /// What removing a name will do to its inode.
@@ -44,14 +45,19 @@ impl Core {
         let mut wanted = self.entry_recalls(attempt, dir, &op.name);
         wanted.extend(self.removal_recalls(attempt, &removal));
         Self::need_recalls(wanted)?;
+        if op.unused_lease != 0 && removal.last && !removal.held_open {
+            self.drop_unused(attempt.session, ino, LeaseId(op.unused_lease));
+        }
         let orphaned = self.remove_name(attempt, dir, EntryKey::of(&op.name), &removal);
         let entries_leased = self.leases.give_entries(dir, attempt.session);
-        Ok(Reply {
+        let reply = Reply {
             orphaned,
             entries_leased,
             other_ino: ino.0,
+            gone: !self.cache.inodes.contains_key(&ino),
             ..Reply::default()
-        })
+        };
+        Ok(self.with_parents(attempt, reply, dir, dir))
     }
 
     /// Checks that the inode behind a name may lose it, and loads what that takes.
@@ -138,9 +144,11 @@ impl Core {
             .unwrap_or_default();
         if removal.held_open && attempt.session.0 != 0 {
             holders.push(attempt.session);
-            holders.sort_unstable();
-            holders.dedup();
         }
+        let possible = self.possible_holders(ino).into_iter();
+        holders.extend(possible.filter(|holder| *holder != attempt.session));
+        holders.sort_unstable();
+        holders.dedup();
         if holders.is_empty() {
             self.destroy(attempt, ino);
             return false;
@@ -258,7 +266,40 @@ impl Core {
         ino: InodeId,
         session: SessionId,
     ) -> Outcome {
-        self.drop_descriptor(attempt, ino, session)
+        let done = self.drop_descriptor(attempt, ino, session)?;
+        self.end_sessions(Some(EndStep::Orphan(ino)));
+        Ok(done)
+    }
+
+    /// Looks through the strays, a page at a time, for inodes without a name that nobody holds: a
+    /// predecessor may have died between a holder's end and the removal.
+    pub(crate) fn sweep_strays(&mut self, attempt: &mut Attempt) -> Outcome {
+        self.need_dir(attempt, STRAYS)?;
+        let strays = &self.cache.dirs[&STRAYS];
+        if !strays.complete {
+            let after = strays
+                .covered
+                .as_ref()
+                .and_then(|covered| covered.to.clone());
+            return Err(Stop::Load(vec![LoadKey::Directory(STRAYS, after)]));
+        }
+        let nameless: Vec<InodeId> = strays
+            .entries
+            .values()
+            .flatten()
+            .map(|target| target.ino())
+            .filter(|ino| {
+                let slot = self.cache.inodes.get(ino);
+                slot.is_some_and(|slot| slot.inode.nlink == 0)
+            })
+            .collect();
+        for ino in nameless {
+            self.spawn(Work::RemoveOrphan {
+                ino,
+                session: SessionId(0),
+            });
+        }
+        Ok(Reply::default())
     }
 
     fn drop_descriptor(
@@ -270,7 +311,11 @@ impl Core {
         let others = self
             .leases
             .of(ino)
-            .is_some_and(|leases| leases.open.iter().any(|holder| *holder != session));
+            .is_some_and(|leases| leases.open.iter().any(|holder| *holder != session))
+            || self
+                .sessions
+                .iter()
+                .any(|(id, other)| *id != session && other.orphans.contains(&ino));
         let destroy = !others
             && match self.need_inode(attempt, ino, None) {
                 Ok(()) => self.cache.inodes[&ino].inode.nlink == 0,

@@ -1,16 +1,17 @@
 //! Ends of unclean leases (seals) and cuts of files (trims): what has to happen on the
 //! chunkservers before anybody gets a lease again.
 
-use hither_proto::ids::{ChunkId, Epoch, GroupId, InodeId, RequestNumber};
+use hither_proto::ids::{ChunkId, Epoch, GroupId, InodeId, RequestNumber, SessionId};
 use hither_proto::meta::Reply;
 use hither_proto::stored::ChunkRef;
 
 use super::create::length_in_chunk;
 use super::{Outcome, seal_of};
 use crate::core::batch::Object;
-use crate::core::event::{Answer, Effect, SealChunk};
+use crate::core::event::{Answer, Counter, Effect, SealChunk, Token};
 use crate::core::lease::Data;
 use crate::core::run::{Attempt, Blocker, Core, Stop};
+use crate::core::session::EndStep;
 
 impl Core {
     /// Starts to seal what a gone writer had open: the chunks known to be open and those the file
@@ -34,24 +35,33 @@ impl Core {
             Err(stop) => return Err(stop),
         }
         let size = self.cache.inodes[&ino].inode.size;
-        let mut all: Vec<SealChunk> = chunks.to_vec();
+        let mut all = chunks.to_vec();
         for chunk in self.refs_in(ino, 0, u32::MAX) {
             match all.iter_mut().find(|known| known.chunk.0 == chunk.chunk) {
-                // A server that lists an open chunk does not know which piece of the file it is.
-                Some(known) => known.index = chunk.index,
+                Some(known) => known.index = Some(chunk.index),
                 None => all.push(seal_of(&chunk)),
             }
+        }
+        // Nobody knows which piece of the file these would be.
+        let nowhere: Vec<ChunkRef> = all
+            .extract_if(.., |chunk| chunk.index.is_none())
+            .map(|chunk| reference(&chunk))
+            .collect();
+        if self.numbers.left(Counter::Lease) < all.len() as u64 {
+            self.reserve_numbers();
+            return Err(Stop::Block(Blocker::Numbers));
         }
         let mut numbered = Vec::with_capacity(all.len());
         for chunk in all {
             let lease = self.new_lease()?;
-            let length_max = length_in_chunk(size, chunk.index);
+            let length_max = length_in_chunk(size, chunk.index.unwrap_or_default());
             numbered.push(SealChunk {
                 lease,
                 length_max,
                 ..chunk
             });
         }
+        self.free_chunks(ino, &nowhere);
         if numbered.is_empty() {
             self.end_seal(ino);
         } else {
@@ -62,25 +72,22 @@ impl Core {
 
     /// All members agree again: what exists and counts is kept, the rest is freed.
     pub(crate) fn sealed(&mut self, ino: InodeId, chunks: &[(SealChunk, bool, Epoch)]) {
-        let mut attempt = Attempt::of_session(hither_proto::ids::SessionId(0));
+        let mut attempt = Attempt::of_session(SessionId(0));
+        self.note_absent_pages(ino, chunks.iter().filter_map(|(chunk, ..)| chunk.index));
         for (chunk, exists, epoch) in chunks {
             self.raise_floor(chunk.group, *epoch);
-            let reference = reference(chunk);
-            let referred = self.refs_in(ino, chunk.index, chunk.index);
-            let is_ours = referred.iter().any(|known| known.chunk == chunk.chunk.0);
-            if is_ours {
+            let referred = chunk
+                .index
+                .map(|index| self.refs_in(ino, index, index))
+                .unwrap_or_default();
+            if referred.iter().any(|known| known.chunk == chunk.chunk.0) {
                 continue;
             }
-            let known = self.cache.inodes.contains_key(&ino);
+            let known = self.cache.inodes.contains_key(&ino) && chunk.index.is_some();
+            let mut reference = reference(chunk);
             if known && *exists && chunk.length_max > 0 && referred.is_empty() {
-                self.put_ref(
-                    &mut attempt,
-                    ino,
-                    &ChunkRef {
-                        written: true,
-                        ..reference
-                    },
-                );
+                reference.written = true;
+                self.put_ref(&mut attempt, ino, &reference);
                 self.need_back_pointer(&mut attempt, ino);
             } else {
                 self.free_chunks(ino, &[reference]);
@@ -91,14 +98,38 @@ impl Core {
 
     fn end_seal(&mut self, ino: InodeId) {
         self.leases.of_mut(ino).sealing = false;
+        self.end_sessions(Some(EndStep::Seal(ino)));
         self.leases.prune(ino);
         self.wake(&Blocker::Inode(ino));
+    }
+
+    /// Makes sure that no cut of the file is under way or was left by a predecessor: it is finished
+    /// before anybody reads or extends the file.
+    pub(crate) fn need_trimmed(&mut self, ino: InodeId) -> Result<(), Stop> {
+        if self.leases.of(ino).is_some_and(|leases| leases.trimming) {
+            return Err(Stop::Block(Blocker::Inode(ino)));
+        }
+        let Some(at) = self.cache.inodes[&ino].inode.rare().pending_trim else {
+            return Ok(());
+        };
+        let index = super::create::chunk_index(at)?;
+        self.need_refs(ino, index, index)?;
+        if self.start_trim(ino)? {
+            return Err(Stop::Block(Blocker::Inode(ino)));
+        }
+        // No chunk is there to be cut: it was reserved at most, and nobody knows it any more.
+        if let Some(slot) = self.cache.inodes.get_mut(&ino) {
+            slot.inode.rare_mut().pending_trim = None;
+            let mut attempt = Attempt::of_session(SessionId(0));
+            self.touch(&mut attempt, Object::Inode(ino));
+        }
+        Ok(())
     }
 
     /// Starts to cut the copies of the chunk that holds the inode's pending trim; true when there
     /// is one. The trim carries a new lease id, which the writer (if any) goes on with.
     pub(crate) fn start_trim(&mut self, ino: InodeId) -> Result<bool, Stop> {
-        let Some(at) = self.cache.inodes[&ino].inode.pending_trim else {
+        let Some(at) = self.cache.inodes[&ino].inode.rare().pending_trim else {
             return Ok(false);
         };
         let index = super::create::chunk_index(at)?;
@@ -134,9 +165,9 @@ impl Core {
     pub(crate) fn trimmed(&mut self, ino: InodeId, group: GroupId, epoch: Epoch) {
         self.raise_floor(group, epoch);
         self.leases.of_mut(ino).trimming = false;
-        let mut attempt = Attempt::of_session(hither_proto::ids::SessionId(0));
+        let mut attempt = Attempt::of_session(SessionId(0));
         if let Some(slot) = self.cache.inodes.get_mut(&ino) {
-            slot.inode.pending_trim = None;
+            slot.inode.rare_mut().pending_trim = None;
             self.touch(&mut attempt, Object::Inode(ino));
         }
         for (attempt, reply, number) in self.trim_answers.remove(&ino).unwrap_or_default() {
@@ -146,12 +177,29 @@ impl Core {
         self.wake(&Blocker::Inode(ino));
     }
 
+    /// A request that waits for a trim was resent: the newer requester gets the answer.
+    pub(crate) fn replace_trim_token(
+        &mut self,
+        session: SessionId,
+        number: RequestNumber,
+        token: Token,
+    ) {
+        let waiting = self.trim_answers.values_mut().flatten();
+        for (attempt, _, waits) in waiting {
+            if attempt.session == session && *waits == number {
+                attempt.token = Some(token);
+            }
+        }
+    }
+
     fn answer_trim(&mut self, attempt: &Attempt, mut reply: Reply, number: RequestNumber) {
         reply.batch = self.open.number.0;
         let result = Ok(reply);
-        self.record(attempt.session, number, &result);
+        self.record(attempt.session, number, &result, self.open.number);
         if let (Some(token), Ok(reply)) = (attempt.token, result) {
-            self.answer_after(attempt.depends, token, Answer::Reply(Box::new(reply)));
+            // Never early: carried out anew by a successor, the cut would take what its requester has
+            // written since it was answered.
+            self.answer_after(self.open.number, token, Answer::Reply(Box::new(reply)));
         }
     }
 
@@ -161,10 +209,11 @@ impl Core {
     }
 }
 
+/// What the file would refer to the chunk with; freeing one asks for no place.
 fn reference(chunk: &SealChunk) -> ChunkRef {
     let ChunkId(id) = chunk.chunk;
     ChunkRef {
-        index: chunk.index,
+        index: chunk.index.unwrap_or_default(),
         chunk: id,
         group: chunk.group.0,
         written: false,

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use hither_proto::ids::{CHUNK_SIZE, ROOT, SessionId};
 use hither_proto::meta::{
-    Acquire, AllocChunks, Create, RecallReply, Setattr, WriteReport, request::Op,
+    Acquire, AllocChunks, Create, GiveBack, RecallReply, Setattr, Unlink, UnusedLease, WriteReport,
+    request::Op,
 };
 use hither_proto::status::{Errno, Status};
 use hither_proto::stored::ChunkRef;
@@ -11,7 +12,7 @@ use hither_proto::stored::ChunkRef;
 use super::world::{World, getattr, unlink};
 use crate::core::Effect;
 
-fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef) {
+pub(super) fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef) {
     let create = Create {
         parent: ROOT.0,
         name: Bytes::copy_from_slice(name.as_bytes()),
@@ -25,7 +26,7 @@ fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef)
     (reply.inode.unwrap().ino, reply.data_lease, reply.chunks[0])
 }
 
-fn report(ino: u64, lease: u64, size: u64, written: Vec<ChunkRef>) -> WriteReport {
+pub(super) fn report(ino: u64, lease: u64, size: u64, written: Vec<ChunkRef>) -> WriteReport {
     WriteReport {
         ino,
         lease,
@@ -36,7 +37,7 @@ fn report(ino: u64, lease: u64, size: u64, written: Vec<ChunkRef>) -> WriteRepor
     }
 }
 
-fn acquire(ino: u64, exclusive: bool) -> Op {
+pub(super) fn acquire(ino: u64, exclusive: bool) -> Op {
     Op::Acquire(Acquire {
         ino,
         hint: None,
@@ -44,7 +45,7 @@ fn acquire(ino: u64, exclusive: bool) -> Op {
     })
 }
 
-fn freed(world: &World) -> usize {
+pub(super) fn freed(world: &World) -> usize {
     world
         .store
         .keys()
@@ -228,6 +229,62 @@ fn a_lost_writer_is_fenced_and_sealed_before_a_reader_gets_in() {
     assert_eq!(world.result(read).unwrap().chunks[0].chunk, chunk.chunk);
 }
 
+/// A write that some members refused: nobody reads before all members agree.
+#[test]
+fn a_torn_chunk_is_sealed_when_its_writer_gives_the_lease_back() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world.hold_data = true;
+    let torn = WriteReport {
+        release: true,
+        torn: vec![chunk],
+        ..report(ino, lease, 3000, vec![chunk])
+    };
+    world.ask(a, Op::WriteReport(torn)).unwrap();
+    let read = world.send(b, acquire(ino, false));
+    world.settle();
+    assert_eq!(world.take(read), None);
+    let Some(Effect::Seal(_, seals)) = world.data_effects.front() else {
+        panic!("no seal")
+    };
+    assert_eq!((seals.len(), seals[0].chunk.0), (1, chunk.chunk));
+    assert!(seals[0].lease.0 > lease);
+    let event = world.data_next().unwrap();
+    world.event(event);
+    world.settle();
+    assert_eq!(world.result(read).unwrap().chunks[0].chunk, chunk.chunk);
+    assert_eq!(freed(&world), 0);
+}
+
+/// A writer reports and gives its lease back before it acknowledges the recall.
+#[test]
+fn a_recalled_lease_may_be_given_back_by_a_report() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world.on_recall = Box::new(|_, _| None);
+    let read = world.send(b, acquire(ino, false));
+    world.settle();
+    assert_eq!(world.take(read), None);
+    let back = WriteReport {
+        release: true,
+        downgrade: true,
+        ..report(ino, lease, 3000, vec![chunk])
+    };
+    world.ask(a, Op::WriteReport(back)).unwrap();
+    assert_eq!(world.take(read), None, "the recall stands");
+    world.answer_recalls();
+    world.settle();
+    let seen = world.result(read).unwrap();
+    assert_eq!((seen.inode.unwrap().size, seen.chunks.len()), (3000, 1));
+    assert_eq!(freed(&world), 0);
+    world.on_recall = Box::new(|_, _| Some(RecallReply::default()));
+    world.recalls.clear();
+    world.ask(b, acquire(ino, true)).unwrap();
+    assert!(world.recalls.iter().any(|(s, _)| *s == a), "it reads on");
+}
+
 #[test]
 fn bad_requests_are_refused_by_name() {
     let mut world = World::new();
@@ -247,4 +304,42 @@ fn bad_requests_are_refused_by_name() {
         ..Setattr::default()
     };
     assert_eq!(world.ask(a, Op::Setattr(huge)), Err(Errno::EFBIG.into()));
+}
+
+#[test]
+fn a_lease_nobody_used_goes_without_a_trace() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, _) = open_new(&mut world, a, "one");
+    let (other, other_lease, _) = open_new(&mut world, a, "two");
+    let give_back = |lease| {
+        Op::GiveBack(GiveBack {
+            leases: vec![UnusedLease { ino, lease }],
+        })
+    };
+    world.ask(b, give_back(lease)).unwrap();
+    world.ask(a, give_back(other_lease)).unwrap();
+    assert!(
+        world.holds_exclusive(a, ino),
+        "neither of them is its lease"
+    );
+    world.ask(a, give_back(lease)).unwrap();
+    assert!(!world.holds_exclusive(a, ino));
+
+    let Op::Unlink(unlink) = unlink(ROOT.0, "two", false) else {
+        unreachable!()
+    };
+    let reply = world.ask(
+        a,
+        Op::Unlink(Unlink {
+            expect_ino: other,
+            unused_lease: other_lease,
+            ..unlink
+        }),
+    );
+    assert!(reply.unwrap().gone);
+    world.settle();
+    let to_free = world.store.keys().filter(|key| key.starts_with(b"q/"));
+    assert_eq!(to_free.count(), 0, "what was reserved exists nowhere");
+    assert!(world.recalls.is_empty());
 }

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use hither_proto::fragment::Fragment;
 use hither_proto::ids::{BatchNumber, Epoch, GroupId, InodeId, ROOT, RankId, SessionId};
 use hither_proto::meta::{
-    Create, Getattr, Lookup, Readdir, Recall, RecallReply, Reply, Request, SessionOpen, Unlink,
-    request::Op,
+    Create, Getattr, HeldLease, Lookup, Readdir, Recall, RecallReply, Reclaim, Reply, Request,
+    SessionOpen, Unlink, request::Op,
 };
 use hither_proto::status::Status;
 use hither_proto::stored::{BackPointer, ChunkPage, Dentry, FragmentHead, RankState, SessionState};
@@ -17,7 +17,8 @@ use prost::Message;
 
 use crate::core::run::Restored;
 use crate::core::{
-    Answer, CommitOutcome, Core, Counter, Effect, EntryKey, Event, LoadKey, Loaded, Options, Token,
+    Answer, CommitOutcome, Core, Counter, Effect, EntryKey, Event, LoadKey, Loaded, Options,
+    SealChunk, Token,
 };
 use crate::keys;
 
@@ -35,12 +36,18 @@ pub(super) struct World {
     next_number: u64,
     pub(super) on_recall: OnRecall,
     pub(super) recalls: Vec<(SessionId, Recall)>,
+    /// Recalls that got no answer yet.
+    unanswered: Vec<u64>,
     /// Commits wait here while the store is held.
     pub(super) held_commits: VecDeque<Box<crate::core::Commit>>,
     pub(super) hold_commits: bool,
     pub(super) hold_data: bool,
     /// Seals, trims and fences nobody carried out yet.
     pub(super) data_effects: VecDeque<Effect>,
+    /// What the chunkservers will list as open when a session is fenced.
+    pub(super) open_chunks: BTreeMap<SessionId, Vec<(InodeId, SealChunk)>>,
+    /// So many of the next loads fail.
+    pub(super) failing_loads: u32,
     pub(super) stopped: bool,
     rank: RankId,
 }
@@ -65,20 +72,24 @@ impl World {
         subtrees: Vec<(InodeId, Fragment, RankId, Epoch)>,
     ) -> Self {
         let now = Duration::from_secs(100);
-        let core = start(&store, rank, subtrees, now);
+        let mut store = store;
+        let core = start(&mut store, rank, subtrees, now);
         let mut world = Self {
             core,
             store,
             now,
             answers: BTreeMap::new(),
             next_token: 1,
-            next_number: 1,
+            next_number: 1000,
             on_recall: Box::new(|_, _| Some(RecallReply::default())),
             recalls: Vec::new(),
+            unanswered: Vec::new(),
             held_commits: VecDeque::new(),
             hold_commits: false,
             hold_data: false,
             data_effects: VecDeque::new(),
+            open_chunks: BTreeMap::new(),
+            failing_loads: 0,
             stopped: false,
             rank,
         };
@@ -90,9 +101,17 @@ impl World {
     pub(super) fn crash(&mut self) {
         self.held_commits.clear();
         self.hold_commits = false;
+        self.data_effects.clear();
         self.answers.clear();
-        self.core = start(&self.store, self.rank, Vec::new(), self.now);
+        self.core = start(&mut self.store, self.rank, Vec::new(), self.now);
         self.event(Event::Tick);
+    }
+
+    /// Acknowledges every recall that got no answer.
+    pub(super) fn answer_recalls(&mut self) {
+        for id in std::mem::take(&mut self.unanswered) {
+            self.event(Event::RecallAnswered(id, Some(RecallReply::default())));
+        }
     }
 
     pub(super) fn event(&mut self, event: Event) {
@@ -113,7 +132,13 @@ impl World {
                 );
             }
             Effect::Load(key) => {
-                let loaded = self.load(&key);
+                let fails = self.failing_loads > 0;
+                self.failing_loads -= u32::from(fails);
+                let loaded = if fails {
+                    Loaded::Failed
+                } else {
+                    self.load(&key)
+                };
                 return vec![Event::Loaded(key, Box::new(loaded))];
             }
             Effect::Commit(commit) => {
@@ -128,6 +153,9 @@ impl World {
             }
             Effect::Recall(id, session, recall) => {
                 let answer = (self.on_recall)(session, &recall);
+                if answer.is_none() {
+                    self.unanswered.push(id);
+                }
                 self.recalls.push((session, recall));
                 return vec![Event::RecallAnswered(id, answer)];
             }
@@ -183,7 +211,10 @@ impl World {
                     .collect();
                 Some(Event::Sealed(ino, done))
             }
-            Effect::Fence(session) => Some(Event::Fenced(session, Vec::new())),
+            Effect::Fence(session) => {
+                let open = self.open_chunks.remove(&session).unwrap_or_default();
+                Some(Event::Fenced(session, open))
+            }
             other => panic!("not a data effect: {other:?}"),
         }
     }
@@ -264,6 +295,58 @@ impl World {
         }
     }
 
+    /// Goes on with a session after a crash; whether the rank knew it.
+    pub(super) fn resume(&mut self, session: SessionId) -> bool {
+        let token = self.token();
+        let open = SessionOpen {
+            session: session.0,
+            ..SessionOpen::default()
+        };
+        self.event(Event::SessionOpen(token, open));
+        match self.answers.remove(&token) {
+            Some(Answer::Opened(reply)) => reply.resumed,
+            other => panic!("no session: {other:?}"),
+        }
+    }
+
+    /// Re-states leases and open inodes.
+    pub(super) fn reclaim(
+        &mut self,
+        session: SessionId,
+        leases: Vec<HeldLease>,
+        open: Vec<u64>,
+        done: bool,
+    ) {
+        let token = self.token();
+        let reclaim = Reclaim {
+            leases,
+            open,
+            done,
+            ..Reclaim::default()
+        };
+        self.event(Event::Reclaim(token, session, reclaim));
+        assert_eq!(self.answers.remove(&token), Some(Answer::Done));
+    }
+
+    /// Goes on after a crash with nothing to resend.
+    pub(super) fn come_back(&mut self, session: SessionId, leases: Vec<HeldLease>, open: Vec<u64>) {
+        assert!(self.resume(session));
+        self.reclaim(session, leases, open, true);
+    }
+
+    /// The session dies; all others stay alive until it is evicted.
+    pub(super) fn lose(&mut self, lost: SessionId, others: &[SessionId]) {
+        for _ in 0..20 {
+            self.now += Duration::from_secs(1);
+            for other in others {
+                let token = self.token();
+                self.event(Event::SessionRenew(token, *other, 0));
+                assert_eq!(self.answers.remove(&token), Some(Answer::Done), "of {lost}");
+            }
+            self.event(Event::Tick);
+        }
+    }
+
     /// Sends; the answer may be there already or come later.
     pub(super) fn send(&mut self, session: SessionId, op: Op) -> Token {
         let number = self.next_number;
@@ -332,6 +415,20 @@ impl World {
         reply.inode.map(|inode| inode.ino)
     }
 
+    /// Whether the session may write the file.
+    pub(super) fn holds_exclusive(&self, session: SessionId, ino: u64) -> bool {
+        let leases = self.core.leases.of(InodeId(ino));
+        leases.is_some_and(|leases| {
+            matches!(&leases.data, crate::core::lease::Data::Exclusive(held) if held.session == session)
+        })
+    }
+
+    /// Whether the session is told of changes of the inode's attributes.
+    pub(super) fn leases_attributes(&self, session: SessionId, ino: u64) -> bool {
+        let leases = self.core.leases.of(InodeId(ino));
+        leases.is_some_and(|leases| leases.attributes.contains(&session))
+    }
+
     pub(super) fn names(&mut self, session: SessionId, dir: u64) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
         let mut page = Readdir {
@@ -358,7 +455,7 @@ impl World {
 }
 
 fn start(
-    store: &BTreeMap<Bytes, Bytes>,
+    store: &mut BTreeMap<Bytes, Bytes>,
     rank: RankId,
     subtrees: Vec<(InodeId, Fragment, RankId, Epoch)>,
     now: Duration,
@@ -370,6 +467,11 @@ fn start(
     let last_batch = store
         .get(&keys::rank_state(rank))
         .map_or(0, |value| RankState::decode(value.clone()).unwrap().batch);
+    let state = RankState {
+        batch: last_batch,
+        epoch: 1,
+    };
+    store.insert(keys::rank_state(rank), state.encode_to_vec().into());
     let root = keys::subtree(ROOT, Fragment::WHOLE);
     let groups = crate::core::event::GroupChoice {
         by_class: BTreeMap::from([(CLASS, vec![GroupId(1), GroupId(2)])]),
@@ -383,6 +485,7 @@ fn start(
             rank,
             epoch: Epoch(1),
             session_lease: Duration::from_secs(15),
+            replay_grace: Duration::from_secs(1),
             early_answers: true,
             batch_delay: Duration::from_millis(5),
             cached_inodes_max: 1000,
@@ -418,6 +521,16 @@ pub(super) fn lookup(dir: u64, name: &str) -> Op {
         parent: dir,
         name: Bytes::copy_from_slice(name.as_bytes()),
     })
+}
+
+/// An exclusive data lease as a client re-states it.
+pub(super) fn exclusive(ino: u64, lease: u64) -> HeldLease {
+    HeldLease {
+        ino,
+        data_lease: lease,
+        exclusive: true,
+        ..HeldLease::default()
+    }
 }
 
 pub(super) fn getattr(ino: u64) -> Op {
