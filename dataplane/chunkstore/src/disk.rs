@@ -1,5 +1,6 @@
 //! A disk as its owner sees it.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -308,6 +309,20 @@ impl Disk {
     #[must_use]
     pub fn partial(&self, group: GroupId) -> Vec<ChunkId> {
         self.core.index.lock().partial(group)
+    }
+
+    /// Whether a range of a partial copy is here already: its blocks have these checksums (of
+    /// pieces cut at the 4 KiB boundaries of the chunk), and no chain write of this epoch was there.
+    ///
+    /// # Errors
+    /// `NoSuchChunk`, `DiskFailed`.
+    pub fn has_base(
+        &self,
+        chunk: ChunkId,
+        range: Range<u32>,
+        checksums: &[u32],
+    ) -> Result<bool, Error> {
+        self.core.has_base(chunk, range, checksums)
     }
 
     /// Puts bytes of another member's copy where no chain write has been.

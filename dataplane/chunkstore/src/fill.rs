@@ -4,6 +4,8 @@
 //! memory, and the base that comes from the other member goes only where they have not been. A
 //! partial copy found after a restart is filled from the start.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use hither_proto::checksum::piece_checksums;
 use hither_proto::ids::{ChunkId, Epoch, GroupId, InodeId, LeaseId, SessionId};
@@ -97,6 +99,30 @@ impl Core {
             state.written = crate::ranges::Ranges::default();
             core.record_state(How::Blocking, chunk, &mut entry)?;
             Ok(())
+        })
+    }
+
+    /// Whether a range of a partial copy has blocks with these checksums, without help of chain
+    /// writes.
+    pub(crate) fn has_base(
+        &self,
+        chunk: ChunkId,
+        range: Range<u32>,
+        checksums: &[u32],
+    ) -> Result<bool, Error> {
+        let live = self.lives.get(chunk);
+        self.with_room(&live, |core, state| {
+            let entry = core.settled_entry(How::Blocking, &live, state)?;
+            let untouched = state.written.gaps(&range) == [range.clone()];
+            if !entry.is_partial() || range.end > entry.length || !untouched {
+                return Ok(false);
+            }
+            core.file(chunk, state, &entry)?;
+            match core.read_range(How::Blocking, chunk, state, &entry, range.clone()) {
+                Ok(data) => Ok(data.checksums == checksums),
+                Err(Stop::Failed(Error::BadBlock { .. })) => Ok(false),
+                Err(stop) => Err(stop),
+            }
         })
     }
 
