@@ -129,7 +129,17 @@ async fn with_store<S: hither_metastore::MetaStore>(
         rank = Some(start_rank(config, &manager, store, session_lease).await?);
     }
     println!("manager ready at {}", manager.address());
-    terminated().await?;
+    let stopped = async {
+        match &rank {
+            Some(rank) => rank.fenced().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        ended = terminated() => ended?,
+        // Whoever watches the process starts it again; without its rank it would serve nobody.
+        () = stopped => bail!("the metadata rank of this process has stopped"),
+    }
     ending(
         async {
             if let Some(rank) = rank {

@@ -115,6 +115,8 @@ pub enum CommitOutcome {
     Done,
     /// A precondition failed: authority is lost.
     Fenced,
+    /// The store does not take so much at once: nothing more can be made safe.
+    TooLarge,
 }
 
 /// Why a request got no OK reply.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hither_proto::fragment::Fragment;
 use hither_proto::ids::{BatchNumber, Epoch, GroupId, InodeId, RankId, RequestNumber, SessionId};
-use hither_proto::meta::{Reply, Request, WriteReport};
+use hither_proto::meta::{Reply, Request, WriteReport, request::Op};
 use hither_proto::status::Errno;
 use hither_proto::stored::{LockTable, SessionState};
 use smallvec::SmallVec;
@@ -50,6 +50,23 @@ pub(crate) enum Work {
     RemoveOrphan { ino: InodeId, session: SessionId },
 }
 
+impl Work {
+    /// Whether it may add to the open batch. Little of what has no number does.
+    fn may_change(&self) -> bool {
+        match self {
+            Self::Request(request) => {
+                request.number != 0
+                    || matches!(request.op, Some(Op::SetLock(_) | Op::CloseInode(_)))
+            }
+            Self::Again(..) => false,
+            Self::Seal { .. }
+            | Self::RecallReport { .. }
+            | Self::SweepStrays
+            | Self::RemoveOrphan { .. } => true,
+        }
+    }
+}
+
 /// Something that is carried out, possibly in several attempts.
 #[derive(Debug)]
 pub(crate) struct Task {
@@ -74,6 +91,8 @@ pub(crate) enum Blocker {
     Recovered,
     /// The metadata store failed: after a pause.
     Pause,
+    /// The open batch is full: until the next one is open.
+    Room,
     /// No session of before is missing any more.
     Returned,
     /// The sessions of before have stated what they hold, or are out of time.
@@ -181,7 +200,7 @@ pub struct Core {
 /// What a rank finds in the store when it starts.
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// Sessions that were open.
+    /// Sessions that were open: one part each, and pages of their results.
     pub sessions: Vec<SessionState>,
     /// Locks that were held.
     pub locks: Vec<(InodeId, LockTable)>,
@@ -200,11 +219,12 @@ impl Core {
     /// until they have (or it has passed), nobody else is served.
     #[must_use]
     pub fn new(options: Options, restored: Restored, now: Duration) -> Self {
-        let sessions: BTreeMap<SessionId, Session> = restored
-            .sessions
-            .iter()
-            .map(|state| (SessionId(state.session), Session::restored(state, now)))
-            .collect();
+        let mut sessions: BTreeMap<SessionId, Session> = BTreeMap::new();
+        for state in &restored.sessions {
+            let session = sessions.entry(SessionId(state.session)).or_default();
+            session.renewed = now;
+            session.restore(state);
+        }
         let missing: BTreeSet<SessionId> = sessions.keys().copied().collect();
         let committed = restored.last_batch;
         let (grace, lease) = (options.replay_grace, options.session_lease);
@@ -279,8 +299,13 @@ impl Core {
             Event::List(token) => self.list_sessions(token),
             Event::Tick => self.tick(),
         }
-        self.run_ready();
-        self.start_commit();
+        loop {
+            self.run_ready();
+            self.start_commit();
+            if self.ready.is_empty() {
+                break;
+            }
+        }
         std::mem::take(&mut self.effects)
     }
 
@@ -399,6 +424,10 @@ impl Core {
     }
 
     pub(crate) fn run(&mut self, id: TaskId, mut task: Task) {
+        if self.open.is_full() && task.work.may_change() {
+            self.tasks.insert(id, task);
+            return self.park(id, vec![Blocker::Room]);
+        }
         let (session, now, replay, replay_ino) = match &task.work {
             Work::Request(r) | Work::Again(r, _) => {
                 (SessionId(r.session), r.now, r.replay, r.replay_ino)

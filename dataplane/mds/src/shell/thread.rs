@@ -203,7 +203,7 @@ impl<S: MetaStore> Runner<S> {
                 self.wake_at = Some(self.wake_at.map_or(at, |sooner| sooner.min(at)));
             }
             Effect::Stop => {
-                tracing::warn!(rank = %self.shared.rank, "authority is lost: the rank stops");
+                tracing::warn!(rank = %self.shared.rank, "the rank stops: authority is lost or nothing can be written");
                 self.stopped.notify_one();
                 self.running = false;
             }

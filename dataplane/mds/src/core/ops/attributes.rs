@@ -111,6 +111,7 @@ impl Core {
             return Err(Stop::Block(Blocker::Numbers));
         }
         let first_gone = u32::try_from(size.div_ceil(CHUNK_SIZE)).unwrap_or(u32::MAX);
+        self.free_tail(attempt, ino, first_gone)?;
         let mut freed = self.remove_refs(attempt, ino, first_gone, u32::MAX);
         if let Data::Exclusive(held) = &mut self.leases.of_mut(ino).data {
             let (gone, kept) = std::mem::take(&mut held.reserved)
