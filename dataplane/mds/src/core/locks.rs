@@ -103,6 +103,11 @@ impl Locks {
         changed
     }
 
+    fn owners(&self) -> BTreeSet<SessionId> {
+        let locks = self.files.values().flatten();
+        locks.map(|lock| SessionId(lock.session)).collect()
+    }
+
     pub(crate) fn count_of(&self, session: SessionId) -> u64 {
         self.files
             .values()
@@ -127,6 +132,20 @@ impl Core {
     pub(crate) fn store_locks(&mut self, ino: InodeId) {
         self.open.touch_locks(ino);
         self.wake(&Blocker::Lock(ino));
+    }
+
+    /// Drops locks of sessions nobody knows: they would be held for ever.
+    pub(crate) fn drop_ownerless_locks(&mut self) {
+        let owners: BTreeSet<SessionId> = self.locks.owners();
+        for session in owners {
+            if !self.sessions.contains_key(&session) {
+                tracing::warn!(
+                    session = session.0,
+                    "locks of an unknown session are dropped"
+                );
+                self.unlock_session(session);
+            }
+        }
     }
 
     pub(crate) fn unlock_session(&mut self, session: SessionId) {

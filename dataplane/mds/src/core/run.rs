@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hither_proto::fragment::Fragment;
 use hither_proto::ids::{BatchNumber, Epoch, GroupId, InodeId, RankId, RequestNumber, SessionId};
 use hither_proto::meta::{Reply, Request, WriteReport, request::Op};
-use hither_proto::status::Errno;
+use hither_proto::status::{Errno, Status};
 use hither_proto::stored::{LockTable, SessionState};
 use smallvec::SmallVec;
 
@@ -21,7 +21,7 @@ use super::locks::Locks;
 use super::recalls::PendingRecall;
 use super::recovery::Recovery;
 use super::requests::KeptReply;
-use super::session::{EndStep, Session};
+use super::session::{EndStep, Session, no_session};
 
 pub(crate) type TaskId = u64;
 
@@ -51,6 +51,17 @@ pub(crate) enum Work {
 }
 
 impl Work {
+    /// The client's request behind it, if there is one.
+    pub(crate) fn request(&self) -> Option<&Request> {
+        match self {
+            Self::Request(request) | Self::Again(request, _) => Some(request),
+            Self::Seal { .. }
+            | Self::RecallReport { .. }
+            | Self::SweepStrays
+            | Self::RemoveOrphan { .. } => None,
+        }
+    }
+
     /// Whether it may add to the open batch. Little of what has no number does.
     fn may_change(&self) -> bool {
         match self {
@@ -260,6 +271,7 @@ impl Core {
             requests: 0,
         };
         core.set_subtrees(restored.subtrees);
+        core.drop_ownerless_locks();
         core.reserve_numbers();
         if core.recovery.is_none() {
             core.spawn(Work::SweepStrays);
@@ -277,6 +289,7 @@ impl Core {
             Event::Reclaim(token, id, reclaim) => self.reclaim(token, id, reclaim),
             Event::Request(token, request) => self.request(token, request),
             Event::Cancel(token) => self.cancel(token),
+            Event::Gone(tokens) => self.requesters_gone(&tokens),
             Event::Loaded(key, loaded) => self.loaded(&key, *loaded),
             Event::Committed(batch, outcome) => self.batch_committed(batch, outcome),
             Event::Reserved(counter, block) => {
@@ -415,6 +428,21 @@ impl Core {
         }
     }
 
+    /// Nobody is left to be answered: what has not begun to change anything is given up. Its client
+    /// asks again over another connection, if it lives.
+    pub(crate) fn requesters_gone(&mut self, tokens: &BTreeSet<Token>) {
+        let tasks: Vec<TaskId> = self
+            .tasks
+            .iter()
+            .filter(|(_, task)| task.token.is_some_and(|token| tokens.contains(&token)))
+            .map(|(id, _)| *id)
+            .collect();
+        let refusal = Refusal::status(Status::RETRY, "the connection is gone");
+        for task in tasks {
+            self.drop_task(task, &refusal);
+        }
+    }
+
     pub(crate) fn run_ready(&mut self) {
         while let Some(id) = self.ready.pop_front() {
             if let Some(task) = self.tasks.remove(&id) {
@@ -447,6 +475,10 @@ impl Core {
             changed: false,
             fresh: std::mem::take(&mut task.fresh),
         };
+        let served = |id: SessionId| self.sessions.get(&id).is_some_and(|s| !s.evicting);
+        if task.work.request().is_some() && !served(session) {
+            return self.finish(&task, &attempt, Err(no_session()));
+        }
         let result = match &task.work {
             Work::Request(request) => self.operation(&mut attempt, request),
             Work::Again(request, kept) => self.again(&mut attempt, request, kept),

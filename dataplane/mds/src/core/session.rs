@@ -13,7 +13,7 @@ use prost::Message;
 use super::event::{Answer, Counter, Effect, Refusal, SealChunk, Token};
 use super::lease::Data;
 use super::requests::KeptReply;
-use super::run::{Core, TaskId, Work};
+use super::run::{Core, Task, TaskId, Work};
 use crate::keys;
 
 /// A client's session.
@@ -224,8 +224,18 @@ impl Core {
         if std::mem::replace(&mut session.evicting, true) {
             return;
         }
-        let running: Vec<TaskId> = session.running.values().copied().collect();
-        for task in running {
+        // Also those without a number: a lock or a lease given now would be held for ever.
+        let of_session = |task: &Task| {
+            let request = task.work.request();
+            request.is_some_and(|request| request.session == id.0)
+        };
+        let tasks: Vec<TaskId> = self
+            .tasks
+            .iter()
+            .filter(|(_, task)| of_session(task))
+            .map(|(task, _)| *task)
+            .collect();
+        for task in tasks {
             self.drop_task(task, &no_session());
         }
         let held_exclusive = self

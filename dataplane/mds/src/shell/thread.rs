@@ -1,6 +1,6 @@
 //! The core's thread: events in, effects carried out or started.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -106,6 +106,7 @@ impl<S: MetaStore> Runner<S> {
                     self.handle(Event::Cancel(token));
                 }
             }
+            Incoming::Closed(connection) => self.closed(connection),
             Incoming::Shutdown(done) => {
                 self.ending = Some(done);
                 self.handle(Event::Tick);
@@ -137,6 +138,18 @@ impl<S: MetaStore> Runner<S> {
         };
         self.waiting.insert(token, responder);
         self.handle(event);
+    }
+
+    fn closed(&mut self, connection: u64) {
+        let gone: BTreeSet<Token> = self
+            .waiting
+            .iter()
+            .filter(|(_, responder)| responder.connection().id() == connection)
+            .map(|(token, _)| *token)
+            .collect();
+        if !gone.is_empty() {
+            self.handle(Event::Gone(gone));
+        }
     }
 
     fn status(&self, responder: Responder) {
@@ -247,6 +260,8 @@ impl<S: MetaStore> Runner<S> {
         let Some(responder) = self.waiting.remove(&token) else {
             return;
         };
+        let key = (responder.connection().id(), responder.request_id());
+        self.by_request.remove(&key);
         match answer {
             Answer::Reply(reply) => responder.ok(&*reply),
             Answer::Opened(reply) => {

@@ -195,3 +195,48 @@ fn a_file_of_very_many_chunks_is_removed_in_pieces() {
         assert!(world.store.keys().all(|key| !key.starts_with(b"c/")));
     }
 }
+
+/// Requests without a number were carried out after their session's end: a lock nobody has.
+#[test]
+fn what_a_gone_session_waited_for_is_not_given_to_it() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let ino = world.create(a, ROOT.0, "f", FILE);
+    world.ask(a, Op::SetLock(lock(ino, 0, 9, false))).unwrap();
+    let waiting = SetLock {
+        wait: true,
+        ..lock(ino, 0, 9, false)
+    };
+    let of_b = world.send_numbered(b, 0, false, Op::SetLock(waiting.clone()));
+    let token = world.token();
+    world.event(crate::core::Event::SessionClose(token, b));
+    world.settle();
+    assert_eq!(
+        world.result(of_b),
+        Err(hither_proto::status::Status::NO_SESSION)
+    );
+    // So it is when only the connection is gone.
+    let c = world.session("c");
+    let of_c = world.send_numbered(c, 0, false, Op::SetLock(waiting));
+    world.event(crate::core::Event::Gone([of_c].into()));
+    world.ask(a, Op::SetLock(lock(ino, 0, 9, true))).unwrap();
+    world.ask(a, Op::SetLock(lock(ino, 0, 9, false))).unwrap();
+}
+
+/// A lock whose session is not in the store any more would be held for ever.
+#[test]
+fn a_successor_drops_locks_nobody_has() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let ino = world.create(a, ROOT.0, "f", FILE);
+    world.ask(b, Op::SetLock(lock(ino, 0, 9, false))).unwrap();
+    world.store.remove(&crate::keys::session(b));
+    let pages = crate::keys::session_range(b);
+    world
+        .store
+        .retain(|key, _| !(pages.0 <= *key && *key < pages.1));
+    world.crash();
+    world.come_back(a, vec![], vec![]);
+    assert_eq!(world.lookup(a, ROOT.0, "f"), Some(ino));
+    world.ask(a, Op::SetLock(lock(ino, 0, 9, false))).unwrap();
+}
