@@ -16,7 +16,7 @@ use super::batch::Batch;
 use super::cache::{Cache, LoadKey};
 use super::event::{Answer, Counter, Effect, Event, GroupChoice, Refusal, SealChunk, Token};
 use super::ids::Numbers;
-use super::lease::{LeaseTable, Wanted};
+use super::lease::{GivenName, LeaseTable, Wanted};
 use super::locks::Locks;
 use super::recalls::PendingRecall;
 use super::recovery::Recovery;
@@ -87,6 +87,8 @@ pub(crate) struct Task {
     pub(crate) waits: usize,
     /// Files whose writer has just reported: asked once per task.
     pub(crate) fresh: SmallVec<[InodeId; 2]>,
+    /// Names that were given back for this task: not asked for again.
+    pub(crate) given_back: Vec<GivenName>,
 }
 
 /// What a parked task waits for.
@@ -145,6 +147,7 @@ pub(crate) struct Attempt {
     /// The attempt has changed something.
     pub(crate) changed: bool,
     pub(crate) fresh: SmallVec<[InodeId; 2]>,
+    pub(crate) given_back: Vec<GivenName>,
 }
 
 impl Attempt {
@@ -159,6 +162,7 @@ impl Attempt {
             depends: BatchNumber(0),
             changed: false,
             fresh: SmallVec::new(),
+            given_back: Vec::new(),
         }
     }
 
@@ -362,6 +366,7 @@ impl Core {
                 work,
                 waits: 0,
                 fresh: SmallVec::new(),
+                given_back: Vec::new(),
             },
         );
         id
@@ -474,6 +479,7 @@ impl Core {
             depends: BatchNumber(0),
             changed: false,
             fresh: std::mem::take(&mut task.fresh),
+            given_back: std::mem::take(&mut task.given_back),
         };
         let served = |id: SessionId| self.sessions.get(&id).is_some_and(|s| !s.evicting);
         if task.work.request().is_some() && !served(session) {
@@ -493,6 +499,7 @@ impl Core {
             Work::RemoveOrphan { ino, session } => self.remove_orphan(&mut attempt, *ino, *session),
         };
         task.fresh = std::mem::take(&mut attempt.fresh);
+        task.given_back = std::mem::take(&mut attempt.given_back);
         match result {
             Ok(reply) => self.finish(&task, &attempt, Ok(reply)),
             Err(Stop::Refuse(refusal)) => self.finish(&task, &attempt, Err(refusal)),

@@ -297,7 +297,9 @@ impl Core {
         dir: InodeId,
         name: &Bytes,
     ) -> Vec<crate::core::lease::Wanted> {
-        let mut wanted = self.leases.entry_holders(dir, name, attempt.session);
+        let mut wanted = self
+            .leases
+            .entry_holders(dir, name, attempt.session, &attempt.given_back);
         wanted.extend(self.leases.attribute_holders(dir, attempt.session, false));
         wanted
     }
