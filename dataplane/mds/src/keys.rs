@@ -89,6 +89,18 @@ pub fn session(session: SessionId) -> Bytes {
     one(b"o/", session.0)
 }
 
+/// `o/<session>/<page>`: results of the session's requests, by their numbers.
+#[must_use]
+pub fn session_page(session: SessionId, page: u64) -> Bytes {
+    two(b"o/", session.0, page)
+}
+
+/// Range of everything stored of a session.
+#[must_use]
+pub fn session_range(of: SessionId) -> (Bytes, Bytes) {
+    (session(of), session(SessionId(of.0.saturating_add(1))))
+}
+
 /// `q/<group>/<chunk>`: a chunk to be freed.
 #[must_use]
 pub fn free_chunk(group: GroupId, chunk: ChunkId) -> Bytes {

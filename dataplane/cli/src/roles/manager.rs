@@ -135,7 +135,17 @@ async fn with_store<S: hither_metastore::MetaStore>(
     // Who reads that it is ready may end it: as asked, and not where it stands.
     let mut signals = Signals::listen()?;
     println!("manager ready at {}", manager.address());
-    signals.next().await;
+    let stopped = async {
+        match &rank {
+            Some(rank) => rank.fenced().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = signals.next() => {}
+        // Whoever watches the process starts it again; without its rank it would serve nobody.
+        () = stopped => bail!("the metadata rank of this process has stopped"),
+    }
     ending(
         async {
             if let Some(rank) = rank {

@@ -13,6 +13,7 @@ use hither_proto::stored::{BackPointer, ChunkPage, Dentry, Remote};
 use prost::Message;
 
 use super::cache::{Cache, EntryKey, Target};
+use super::node::Node;
 use crate::keys;
 
 /// A commit for the store: one atomic batch.
@@ -42,20 +43,30 @@ enum TouchedBy {
     Many,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Touched {
+    by: TouchedBy,
+    bytes: usize,
+}
+
 /// What one batch changes.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) number: BatchNumber,
-    touched: BTreeMap<Object, TouchedBy>,
+    touched: BTreeMap<Object, Touched>,
     /// Heads whose recursive statistics alone changed: nobody waits for those.
-    pub(crate) statistics: BTreeSet<InodeId>,
+    statistics: BTreeSet<InodeId>,
     /// Further writes, by key.
-    pub(crate) raw: BTreeMap<Bytes, Option<Bytes>>,
-    pub(crate) ranges: Vec<(Bytes, Bytes)>,
-    pub(crate) pages: BTreeSet<(InodeId, u32)>,
+    raw: BTreeMap<Bytes, Option<Bytes>>,
+    ranges: Vec<(Bytes, Bytes)>,
+    pages: BTreeSet<(InodeId, u32)>,
     pub(crate) sessions: BTreeSet<SessionId>,
+    /// Files whose lock tables changed.
+    pub(crate) locks: BTreeSet<InodeId>,
     /// Somebody waits for the commit.
     pub(crate) awaited: bool,
+    /// About what the batch will take in the store.
+    bytes: usize,
 }
 
 impl Batch {
@@ -72,24 +83,85 @@ impl Batch {
             && self.ranges.is_empty()
             && self.sessions.is_empty()
             && self.pages.is_empty()
+            && self.locks.is_empty()
     }
 
-    pub(crate) fn touch(&mut self, object: Object, by: SessionId) {
-        self.touched
+    /// Notes a change of an object that takes about `bytes` in the store.
+    pub(crate) fn touch(&mut self, object: Object, by: SessionId, bytes: usize) {
+        let by = TouchedBy::One(by);
+        let touched = self
+            .touched
             .entry(object)
-            .and_modify(|who| {
-                if *who != TouchedBy::One(by) {
-                    *who = TouchedBy::Many;
-                }
-            })
-            .or_insert(TouchedBy::One(by));
+            .or_insert(Touched { by, bytes: 0 });
+        if touched.by != by {
+            touched.by = TouchedBy::Many;
+        }
+        self.bytes += bytes.saturating_sub(touched.bytes);
+        touched.bytes = touched.bytes.max(bytes);
+    }
+
+    /// Writes a key that no object stands for.
+    pub(crate) fn put_raw(&mut self, key: Bytes, value: Option<Bytes>) {
+        let size = |value: &Option<Bytes>| value.as_ref().map_or(0, Bytes::len);
+        let (key_bytes, bytes) = (key.len(), size(&value));
+        match self.raw.insert(key, value) {
+            Some(old) => self.bytes += bytes.saturating_sub(size(&old)),
+            None => self.bytes += key_bytes + bytes,
+        }
+    }
+
+    /// Deletes a range of keys of which the batch writes none.
+    pub(crate) fn delete_range(&mut self, from: Bytes, to: Bytes) {
+        self.bytes += from.len() + to.len();
+        self.ranges.push((from, to));
+    }
+
+    /// Writes a page of `count` references.
+    pub(crate) fn touch_page(&mut self, page: (InodeId, u32), count: usize) {
+        let new = self.pages.insert(page);
+        self.bytes += if new {
+            count * REFERENCE_BYTES
+        } else {
+            REFERENCE_BYTES
+        };
+    }
+
+    /// Writes the statistics of a directory.
+    pub(crate) fn touch_statistics(&mut self, dir: InodeId) {
+        if self.statistics.insert(dir) {
+            self.bytes += HEAD_BYTES;
+        }
+    }
+
+    /// Writes the lock table of a file.
+    pub(crate) fn touch_locks(&mut self, ino: InodeId) {
+        if self.locks.insert(ino) {
+            self.bytes += LOCKS_BYTES;
+        }
+    }
+
+    /// Writes the record of a session, of which about `bytes` are new.
+    pub(crate) fn touch_session(&mut self, session: SessionId, bytes: usize) {
+        self.sessions.insert(session);
+        self.bytes += bytes;
+    }
+
+    /// Takes nothing more.
+    pub(crate) fn close(&mut self) {
+        self.bytes = self.bytes.max(BATCH_BYTES_SOFT);
+    }
+
+    /// Whether nothing more should be added: what one more operation can add still fits into the
+    /// store's largest batch.
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes >= BATCH_BYTES_SOFT || self.touched.len() + self.raw.len() >= BATCH_CHANGES_SOFT
     }
 
     /// Whether somebody other than `reader` touched the object in this batch.
     pub(crate) fn is_foreign(&self, object: &Object, reader: SessionId) -> bool {
         self.touched
             .get(object)
-            .is_some_and(|who| *who != TouchedBy::One(reader))
+            .is_some_and(|touched| touched.by != TouchedBy::One(reader))
     }
 
     pub(crate) fn touches_inode(&self, ino: InodeId) -> bool {
@@ -194,3 +266,33 @@ fn encode_entry(cache: &Cache, dir: InodeId, key: &EntryKey) -> Option<Bytes> {
         .into(),
     )
 }
+
+/// Bytes an inode takes in the store, about.
+pub(crate) fn inode_bytes(inode: &Node, name: usize) -> usize {
+    let rare = inode.rare();
+    let xattrs: usize = rare
+        .xattrs
+        .iter()
+        .map(|xattr| xattr.name.len() + xattr.value.len() + 16)
+        .sum();
+    INODE_BYTES + name + rare.symlink.len() + inode.chunks.len() * REFERENCE_BYTES + xattrs
+}
+
+/// Bytes of an entry without its name and inode, of an inode without names and lists, of a head.
+pub(crate) const ENTRY_BYTES: usize = 48;
+const INODE_BYTES: usize = 200;
+pub(crate) const HEAD_BYTES: usize = 100;
+/// Bytes of a lock table: few are larger, and the largest is half a megabyte.
+const LOCKS_BYTES: usize = 16 << 10;
+/// Bytes of a chunk reference.
+const REFERENCE_BYTES: usize = 32;
+/// A batch of this size is closed: the store takes four times as much.
+const BATCH_BYTES_SOFT: usize = 2 << 20;
+/// A batch of this many changes is closed.
+const BATCH_CHANGES_SOFT: usize = 16_384;
+/// What one operation may add to a batch: together with what was in it, the store still takes it.
+pub(crate) const OPERATION_BYTES_MAX: usize = 4 << 20;
+const _: () = assert!(
+    BATCH_BYTES_SOFT + OPERATION_BYTES_MAX < hither_metastore::BATCH_BYTES_MAX,
+    "an operation that is begun must fit"
+);

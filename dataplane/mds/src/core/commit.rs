@@ -4,9 +4,9 @@ use hither_proto::ids::{BatchNumber, InodeId};
 use hither_proto::stored::RankState;
 use prost::Message;
 
-use super::batch::{Batch, Object};
+use super::batch::{Batch, ENTRY_BYTES, HEAD_BYTES, Object, inode_bytes};
 use super::event::{Answer, CommitOutcome, Effect, Refusal, Token};
-use super::run::{Attempt, Core};
+use super::run::{Attempt, Blocker, Core};
 use crate::keys;
 
 impl Core {
@@ -26,7 +26,15 @@ impl Core {
     pub(crate) fn touch(&mut self, attempt: &mut Attempt, object: Object) {
         attempt.changed = true;
         self.note_change(&object);
-        self.open.touch(object, attempt.session);
+        let bytes = match &object {
+            Object::Entry(_, key) => ENTRY_BYTES + key.name.len(),
+            Object::Head(_) => HEAD_BYTES,
+            Object::Inode(ino) => {
+                let slot = self.cache.inodes.get(ino);
+                slot.map_or(0, |slot| inode_bytes(&slot.inode, slot.key.name.len()))
+            }
+        };
+        self.open.touch(object, attempt.session, bytes);
     }
 
     /// Whether everything is in the store.
@@ -83,15 +91,18 @@ impl Core {
         let due = *self
             .commit_due
             .get_or_insert(self.now + self.options.batch_delay);
-        if !self.open.awaited && self.now < due {
+        if !self.open.awaited && !self.open.is_full() && self.now < due {
             self.effects.push(Effect::WakeAt(due));
             return;
         }
         self.commit_due = None;
         let next = Batch::new(BatchNumber(self.open.number.0 + 1));
         let batch = std::mem::replace(&mut self.open, next);
+        // What waited for room goes into the next one.
+        self.wake(&Blocker::Room);
         let mut commit = batch.freeze(&self.cache);
         commit.writes.extend(self.session_writes(&batch.sessions));
+        commit.writes.extend(self.lock_writes(&batch.locks));
         let state = RankState {
             batch: batch.number.0,
             epoch: self.options.epoch.0,
@@ -115,7 +126,7 @@ impl Core {
     }
 
     pub(crate) fn batch_committed(&mut self, number: BatchNumber, outcome: CommitOutcome) {
-        if outcome == CommitOutcome::Fenced {
+        if outcome != CommitOutcome::Done {
             self.effects.push(Effect::Stop);
             return;
         }

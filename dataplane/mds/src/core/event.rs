@@ -1,5 +1,6 @@
 //! What goes into and comes out of the core.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub enum Event {
     Request(Token, Box<Request>),
     /// The requester no longer waits.
     Cancel(Token),
+    /// These requesters are gone with their connection.
+    Gone(BTreeSet<Token>),
     /// A load has come back.
     Loaded(LoadKey, Box<Loaded>),
     /// A commit has come back.
@@ -117,6 +120,8 @@ pub enum CommitOutcome {
     Done,
     /// A precondition failed: authority is lost.
     Fenced,
+    /// The store does not take so much at once: nothing more can be made safe.
+    TooLarge,
 }
 
 /// Why a request got no OK reply.

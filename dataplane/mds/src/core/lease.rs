@@ -26,14 +26,42 @@ pub(crate) struct Exclusive {
     pub(crate) reserved: Vec<ChunkRef>,
 }
 
+/// A lease on a directory's entries.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EntriesHeld {
+    pub(crate) session: SessionId,
+    /// Recalls of single names since the session last looked.
+    conflicts: u32,
+    /// When it was last given, in order: a name that was given back may be known again since.
+    given: u64,
+}
+
+impl EntriesHeld {
+    fn new(session: SessionId, given: u64) -> Self {
+        Self {
+            session,
+            conflicts: 0,
+            given,
+        }
+    }
+}
+
+/// A name a session has given back, for the task that asked for it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct GivenName {
+    session: SessionId,
+    dir: InodeId,
+    name: Bytes,
+    given: u64,
+}
+
 /// Leases on one inode.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     /// Sessions that cache the attributes.
     pub(crate) attributes: SmallVec<[SessionId; 2]>,
-    /// Sessions that cache entries of the directory, with the recalls of single names since they
-    /// last looked.
-    pub(crate) entries: Vec<(SessionId, u32)>,
+    /// Sessions that cache entries of the directory.
+    pub(crate) entries: Vec<EntriesHeld>,
     pub(crate) data: Data,
     /// Sessions known to hold a descriptor although they hold no lease.
     pub(crate) open: SmallVec<[SessionId; 1]>,
@@ -82,6 +110,8 @@ pub(crate) struct Wanted {
 #[derive(Debug, Default)]
 pub(crate) struct LeaseTable {
     by_inode: BTreeMap<InodeId, Box<Leases>>,
+    /// Leases on entries given so far.
+    given: u64,
     /// While a session of before a takeover is missing: below, an unknown writer may be about.
     pub(crate) unsure_below: Option<InodeId>,
 }
@@ -124,7 +154,7 @@ impl LeaseTable {
         self.by_inode
             .iter()
             .filter(|(_, leases)| {
-                leases.informs(session) || leases.entries.iter().any(|(s, _)| *s == session)
+                leases.informs(session) || leases.entries.iter().any(|held| held.session == session)
             })
             .map(|(ino, _)| *ino)
             .collect()
@@ -147,8 +177,18 @@ impl LeaseTable {
         true
     }
 
+    /// Takes over a lease on entries that a predecessor had given.
+    pub(crate) fn restate_entries(&mut self, dir: InodeId, session: SessionId) {
+        let leases = self.of_mut(dir);
+        if !leases.entries.iter().any(|held| held.session == session) {
+            leases.entries.push(EntriesHeld::new(session, 0));
+        }
+    }
+
     /// Gives the lease on a directory's entries unless a recall is under way.
     pub(crate) fn give_entries(&mut self, dir: InodeId, session: SessionId) -> bool {
+        self.given += 1;
+        let given = self.given;
         let leases = self.of_mut(dir);
         if leases.recalling > 0 {
             self.prune(dir);
@@ -157,10 +197,13 @@ impl LeaseTable {
         match leases
             .entries
             .iter_mut()
-            .find(|(holder, _)| *holder == session)
+            .find(|held| held.session == session)
         {
-            Some((_, conflicts)) => *conflicts = 0,
-            None => leases.entries.push((session, 0)),
+            Some(held) => {
+                held.conflicts = 0;
+                held.given = given;
+            }
+            None => leases.entries.push(EntriesHeld::new(session, given)),
         }
         true
     }
@@ -206,6 +249,7 @@ impl LeaseTable {
         dir: InodeId,
         name: &Bytes,
         session: SessionId,
+        given_back: &[GivenName],
     ) -> Vec<Wanted> {
         let Some(leases) = self.of(dir) else {
             return Vec::new();
@@ -213,14 +257,22 @@ impl LeaseTable {
         leases
             .entries
             .iter()
-            .filter(|(holder, _)| *holder != session)
-            .map(|(holder, conflicts)| {
+            .filter(|held| {
+                let given = GivenName {
+                    session: held.session,
+                    dir,
+                    name: name.clone(),
+                    given: held.given,
+                };
+                held.session != session && !given_back.contains(&given)
+            })
+            .map(|held| {
                 // A holder that looks no more loses the whole directory, so that later changes
                 // need no recall.
-                let whole = *conflicts >= NAME_RECALLS_MAX;
+                let whole = held.conflicts >= NAME_RECALLS_MAX;
                 let name = if whole { Bytes::new() } else { name.clone() };
                 Wanted {
-                    session: *holder,
+                    session: held.session,
                     recall: Recall {
                         ino: dir.0,
                         entries: true,
@@ -264,8 +316,15 @@ impl LeaseTable {
         }
     }
 
-    /// Notes what an acknowledged recall has given back.
-    pub(crate) fn given_back(&mut self, session: SessionId, recall: &Recall, open: bool) {
+    /// Notes what an acknowledged recall has given back; a single name is for whoever asked to
+    /// remember.
+    pub(crate) fn given_back(
+        &mut self,
+        session: SessionId,
+        recall: &Recall,
+        open: bool,
+    ) -> Option<GivenName> {
+        let mut given = None;
         let ino = InodeId(recall.ino);
         let leases = self.of_mut(ino);
         if recall.attributes {
@@ -273,9 +332,15 @@ impl LeaseTable {
         }
         if recall.entries {
             if recall.name.is_empty() {
-                leases.entries.retain(|(holder, _)| *holder != session);
-            } else if let Some(entry) = leases.entries.iter_mut().find(|(h, _)| *h == session) {
-                entry.1 += 1;
+                leases.entries.retain(|held| held.session != session);
+            } else if let Some(held) = leases.entries.iter_mut().find(|h| h.session == session) {
+                held.conflicts += 1;
+                given = Some(GivenName {
+                    session,
+                    dir: ino,
+                    name: recall.name.clone(),
+                    given: held.given,
+                });
             }
         }
         let shared = recall.data_lease != 0 && !recall.keep_shared && !recall.report_only;
@@ -291,6 +356,7 @@ impl LeaseTable {
             leases.open.push(session);
         }
         self.prune(ino);
+        given
     }
 
     /// Forgets everything a session holds; returns the files it held exclusively.
@@ -299,7 +365,7 @@ impl LeaseTable {
         for ino in self.inodes_of(session) {
             let leases = self.of_mut(ino);
             leases.attributes.retain(|holder| *holder != session);
-            leases.entries.retain(|(holder, _)| *holder != session);
+            leases.entries.retain(|held| held.session != session);
             leases.open.retain(|holder| *holder != session);
             match &mut leases.data {
                 Data::Shared(holders) => {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bytes::Bytes;
 use hither_proto::ids::{InodeId, SessionId};
 use hither_proto::stored::{HeldLock, LockTable};
 use prost::Message;
@@ -39,6 +40,20 @@ impl Locks {
                     && wanted.start <= held.end
             })
             .cloned()
+    }
+
+    /// Whether taking (or giving back) the range leaves more locks on the file than are stored.
+    pub(crate) fn too_many(&self, ino: InodeId, wanted: &HeldLock, held: bool) -> bool {
+        let Some(locks) = self.files.get(&ino) else {
+            return false;
+        };
+        if locks.len() < LOCKS_MAX {
+            return false;
+        }
+        let mut after = Self::default();
+        after.files.insert(ino, locks.clone());
+        after.set(ino, wanted, held);
+        after.files.get(&ino).map_or(0, Vec::len) > locks.len()
     }
 
     /// Takes the range from the owner, and gives it back as wanted if `held` is set.
@@ -88,6 +103,11 @@ impl Locks {
         changed
     }
 
+    fn owners(&self) -> BTreeSet<SessionId> {
+        let locks = self.files.values().flatten();
+        locks.map(|lock| SessionId(lock.session)).collect()
+    }
+
     pub(crate) fn count_of(&self, session: SessionId) -> u64 {
         self.files
             .values()
@@ -96,17 +116,36 @@ impl Locks {
             .count() as u64
     }
 
-    fn encode(&self, ino: InodeId) -> Option<bytes::Bytes> {
+    fn encode(&self, ino: InodeId) -> Option<Bytes> {
         let locks = self.files.get(&ino)?.clone();
         Some(LockTable { locks }.encode_to_vec().into())
     }
 }
 
 impl Core {
+    /// Encodes the lock tables a batch changes.
+    pub(crate) fn lock_writes(&self, files: &BTreeSet<InodeId>) -> Vec<(Bytes, Option<Bytes>)> {
+        let encoded = |ino: &InodeId| (keys::locks(*ino), self.locks.encode(*ino));
+        files.iter().map(encoded).collect()
+    }
+
     pub(crate) fn store_locks(&mut self, ino: InodeId) {
-        let value = self.locks.encode(ino);
-        self.open.raw.insert(keys::locks(ino), value);
+        self.open.touch_locks(ino);
         self.wake(&Blocker::Lock(ino));
+    }
+
+    /// Drops locks of sessions nobody knows: they would be held for ever.
+    pub(crate) fn drop_ownerless_locks(&mut self) {
+        let owners: BTreeSet<SessionId> = self.locks.owners();
+        for session in owners {
+            if !self.sessions.contains_key(&session) {
+                tracing::warn!(
+                    session = session.0,
+                    "locks of an unknown session are dropped"
+                );
+                self.unlock_session(session);
+            }
+        }
     }
 
     pub(crate) fn unlock_session(&mut self, session: SessionId) {
@@ -115,6 +154,9 @@ impl Core {
         }
     }
 }
+
+/// Locks on one file: their table must fit into a value of the store.
+const LOCKS_MAX: usize = 8192;
 
 fn same_owner(a: &HeldLock, b: &HeldLock) -> bool {
     a.session == b.session && a.owner == b.owner

@@ -55,6 +55,17 @@ impl Node {
         self.rare.get_or_insert_default()
     }
 
+    /// Notes a cut that is to be finished, or that none is: most inodes need no room for that.
+    pub(crate) fn set_pending_trim(&mut self, cut: Option<u64>) {
+        if cut.is_none() && self.rare.is_none() {
+            return;
+        }
+        self.rare_mut().pending_trim = cut;
+        if self.rare.as_deref() == Some(&NONE) {
+            self.rare = None;
+        }
+    }
+
     /// As it is stored and sent.
     pub(crate) fn stored(&self) -> Inode {
         let rare = self.rare();

@@ -97,7 +97,14 @@ impl Core {
         let recall = pending.wanted.recall;
         self.end_recall(&recall);
         self.release_recalled_data(session, &recall, open);
-        self.leases.given_back(session, &recall, open);
+        if let Some(given) = self.leases.given_back(session, &recall, open) {
+            let askers = self.waiters.get(&Blocker::Recall(id)).into_iter().flatten();
+            for asker in askers {
+                if let Some(task) = self.tasks.get_mut(asker) {
+                    task.given_back.push(given.clone());
+                }
+            }
+        }
         let ino = InodeId(recall.ino);
         let orphan = self
             .sessions

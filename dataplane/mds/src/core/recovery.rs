@@ -142,12 +142,12 @@ impl Core {
 
     fn reclaim_lease(&mut self, id: SessionId, lease: &HeldLease) {
         let ino = InodeId(lease.ino);
+        if lease.entries {
+            self.leases.restate_entries(ino, id);
+        }
         let leases = self.leases.of_mut(ino);
         if lease.attributes && !leases.attributes.contains(&id) {
             leases.attributes.push(id);
-        }
-        if lease.entries && !leases.entries.iter().any(|(holder, _)| *holder == id) {
-            leases.entries.push((id, 0));
         }
         if lease.exclusive {
             let foreign = matches!(&leases.data, Data::Exclusive(held) if held.session != id);

@@ -9,7 +9,7 @@ use super::event::{Answer, Refusal, Token};
 use super::lease::Data;
 use super::ops::is_dir;
 use super::run::{Attempt, Core, Stop, Task, Work};
-use super::session::no_session;
+use super::session::{PAGE_BYTES, REPLIES_MAX, no_session, page_of};
 
 /// The result of a request, for the case that it is sent again.
 #[derive(Debug, Clone, Copy, Default)]
@@ -51,6 +51,10 @@ impl Core {
                 }
                 return;
             }
+        }
+        if number.0 != 0 && session.replies.len() >= REPLIES_MAX {
+            let text = "too many results of this session are kept: acknowledge some";
+            return self.refuse(token, Refusal::status(Status::BUSY, text));
         }
         let blocker = self.recovery_blocker(id, request.replay);
         let kept = self.sessions.get(&id).and_then(|s| s.replies.get(&number));
@@ -213,7 +217,9 @@ impl Core {
         };
         session.replies.insert(number, kept);
         session.last_batch = batch;
-        self.open.sessions.insert(id);
+        let new_page = session.dirty_pages.insert(page_of(number.0));
+        let bytes = if new_page { PAGE_BYTES } else { 0 };
+        self.open.touch_session(id, bytes);
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use hither_proto::fragment::Fragment;
 use hither_proto::ids::{BatchNumber, Epoch, GroupId, InodeId, RankId, RequestNumber, SessionId};
-use hither_proto::meta::{Reply, Request, WriteReport};
-use hither_proto::status::Errno;
+use hither_proto::meta::{Reply, Request, WriteReport, request::Op};
+use hither_proto::status::{Errno, Status};
 use hither_proto::stored::{LockTable, SessionState};
 use smallvec::SmallVec;
 
@@ -16,12 +16,12 @@ use super::batch::Batch;
 use super::cache::{Cache, LoadKey};
 use super::event::{Answer, Counter, Effect, Event, GroupChoice, Refusal, SealChunk, Token};
 use super::ids::Numbers;
-use super::lease::{LeaseTable, Wanted};
+use super::lease::{GivenName, LeaseTable, Wanted};
 use super::locks::Locks;
 use super::recalls::PendingRecall;
 use super::recovery::Recovery;
 use super::requests::KeptReply;
-use super::session::{EndStep, Session};
+use super::session::{EndStep, Session, no_session};
 
 pub(crate) type TaskId = u64;
 
@@ -50,6 +50,34 @@ pub(crate) enum Work {
     RemoveOrphan { ino: InodeId, session: SessionId },
 }
 
+impl Work {
+    /// The client's request behind it, if there is one.
+    pub(crate) fn request(&self) -> Option<&Request> {
+        match self {
+            Self::Request(request) | Self::Again(request, _) => Some(request),
+            Self::Seal { .. }
+            | Self::RecallReport { .. }
+            | Self::SweepStrays
+            | Self::RemoveOrphan { .. } => None,
+        }
+    }
+
+    /// Whether it may add to the open batch. Little of what has no number does.
+    fn may_change(&self) -> bool {
+        match self {
+            Self::Request(request) => {
+                request.number != 0
+                    || matches!(request.op, Some(Op::SetLock(_) | Op::CloseInode(_)))
+            }
+            Self::Again(..) => false,
+            Self::Seal { .. }
+            | Self::RecallReport { .. }
+            | Self::SweepStrays
+            | Self::RemoveOrphan { .. } => true,
+        }
+    }
+}
+
 /// Something that is carried out, possibly in several attempts.
 #[derive(Debug)]
 pub(crate) struct Task {
@@ -59,6 +87,8 @@ pub(crate) struct Task {
     pub(crate) waits: usize,
     /// Files whose writer has just reported: asked once per task.
     pub(crate) fresh: SmallVec<[InodeId; 2]>,
+    /// Names that were given back for this task: not asked for again.
+    pub(crate) given_back: Vec<GivenName>,
 }
 
 /// What a parked task waits for.
@@ -74,6 +104,8 @@ pub(crate) enum Blocker {
     Recovered,
     /// The metadata store failed: after a pause.
     Pause,
+    /// The open batch is full: until the next one is open.
+    Room,
     /// No session of before is missing any more.
     Returned,
     /// The sessions of before have stated what they hold, or are out of time.
@@ -115,6 +147,7 @@ pub(crate) struct Attempt {
     /// The attempt has changed something.
     pub(crate) changed: bool,
     pub(crate) fresh: SmallVec<[InodeId; 2]>,
+    pub(crate) given_back: Vec<GivenName>,
 }
 
 impl Attempt {
@@ -129,6 +162,7 @@ impl Attempt {
             depends: BatchNumber(0),
             changed: false,
             fresh: SmallVec::new(),
+            given_back: Vec::new(),
         }
     }
 
@@ -181,7 +215,7 @@ pub struct Core {
 /// What a rank finds in the store when it starts.
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// Sessions that were open.
+    /// Sessions that were open: one part each, and pages of their results.
     pub sessions: Vec<SessionState>,
     /// Locks that were held.
     pub locks: Vec<(InodeId, LockTable)>,
@@ -200,11 +234,12 @@ impl Core {
     /// until they have (or it has passed), nobody else is served.
     #[must_use]
     pub fn new(options: Options, restored: Restored, now: Duration) -> Self {
-        let sessions: BTreeMap<SessionId, Session> = restored
-            .sessions
-            .iter()
-            .map(|state| (SessionId(state.session), Session::restored(state, now)))
-            .collect();
+        let mut sessions: BTreeMap<SessionId, Session> = BTreeMap::new();
+        for state in &restored.sessions {
+            let session = sessions.entry(SessionId(state.session)).or_default();
+            session.renewed = now;
+            session.restore(state);
+        }
         let missing: BTreeSet<SessionId> = sessions.keys().copied().collect();
         let committed = restored.last_batch;
         let (grace, lease) = (options.replay_grace, options.session_lease);
@@ -240,6 +275,7 @@ impl Core {
             requests: 0,
         };
         core.set_subtrees(restored.subtrees);
+        core.drop_ownerless_locks();
         core.reserve_numbers();
         if core.recovery.is_none() {
             core.spawn(Work::SweepStrays);
@@ -257,6 +293,7 @@ impl Core {
             Event::Reclaim(token, id, reclaim) => self.reclaim(token, id, reclaim),
             Event::Request(token, request) => self.request(token, request),
             Event::Cancel(token) => self.cancel(token),
+            Event::Gone(tokens) => self.requesters_gone(&tokens),
             Event::Loaded(key, loaded) => self.loaded(&key, *loaded),
             Event::Committed(batch, outcome) => self.batch_committed(batch, outcome),
             Event::Reserved(counter, block) => {
@@ -280,8 +317,13 @@ impl Core {
             Event::Deposed => self.effects.push(Effect::Stop),
             Event::Tick => self.tick(),
         }
-        self.run_ready();
-        self.start_commit();
+        loop {
+            self.run_ready();
+            self.start_commit();
+            if self.ready.is_empty() {
+                break;
+            }
+        }
         std::mem::take(&mut self.effects)
     }
 
@@ -325,6 +367,7 @@ impl Core {
                 work,
                 waits: 0,
                 fresh: SmallVec::new(),
+                given_back: Vec::new(),
             },
         );
         id
@@ -391,6 +434,21 @@ impl Core {
         }
     }
 
+    /// Nobody is left to be answered: what has not begun to change anything is given up. Its client
+    /// asks again over another connection, if it lives.
+    pub(crate) fn requesters_gone(&mut self, tokens: &BTreeSet<Token>) {
+        let tasks: Vec<TaskId> = self
+            .tasks
+            .iter()
+            .filter(|(_, task)| task.token.is_some_and(|token| tokens.contains(&token)))
+            .map(|(id, _)| *id)
+            .collect();
+        let refusal = Refusal::status(Status::RETRY, "the connection is gone");
+        for task in tasks {
+            self.drop_task(task, &refusal);
+        }
+    }
+
     pub(crate) fn run_ready(&mut self) {
         while let Some(id) = self.ready.pop_front() {
             if let Some(task) = self.tasks.remove(&id) {
@@ -400,6 +458,10 @@ impl Core {
     }
 
     pub(crate) fn run(&mut self, id: TaskId, mut task: Task) {
+        if self.open.is_full() && task.work.may_change() {
+            self.tasks.insert(id, task);
+            return self.park(id, vec![Blocker::Room]);
+        }
         let (session, now, replay, replay_ino) = match &task.work {
             Work::Request(r) | Work::Again(r, _) => {
                 (SessionId(r.session), r.now, r.replay, r.replay_ino)
@@ -418,7 +480,12 @@ impl Core {
             depends: BatchNumber(0),
             changed: false,
             fresh: std::mem::take(&mut task.fresh),
+            given_back: std::mem::take(&mut task.given_back),
         };
+        let served = |id: SessionId| self.sessions.get(&id).is_some_and(|s| !s.evicting);
+        if task.work.request().is_some() && !served(session) {
+            return self.finish(&task, &attempt, Err(no_session()));
+        }
         let result = match &task.work {
             Work::Request(request) => self.operation(&mut attempt, request),
             Work::Again(request, kept) => self.again(&mut attempt, request, kept),
@@ -433,6 +500,7 @@ impl Core {
             Work::RemoveOrphan { ino, session } => self.remove_orphan(&mut attempt, *ino, *session),
         };
         task.fresh = std::mem::take(&mut attempt.fresh);
+        task.given_back = std::mem::take(&mut attempt.given_back);
         match result {
             Ok(reply) => self.finish(&task, &attempt, Ok(reply)),
             Err(Stop::Refuse(refusal)) => self.finish(&task, &attempt, Err(refusal)),

@@ -13,7 +13,7 @@ use prost::Message;
 use super::event::{Answer, Counter, Effect, Refusal, SealChunk, Token};
 use super::lease::Data;
 use super::requests::KeptReply;
-use super::run::{Core, TaskId, Work};
+use super::run::{Core, Task, TaskId, Work};
 use crate::keys;
 
 /// A client's session.
@@ -26,6 +26,10 @@ pub(crate) struct Session {
     pub(crate) renewed: Duration,
     /// Results of changing requests the client may resend.
     pub(crate) replies: BTreeMap<RequestNumber, KeptReply>,
+    /// Pages of kept results that differ from what is stored.
+    pub(crate) dirty_pages: BTreeSet<u64>,
+    /// What is stored beside the results differs.
+    pub(crate) dirty: bool,
     /// Numbers below were answered, and the client knows: they never come again.
     pub(crate) acked_below: u64,
     /// Requests that are being carried out.
@@ -39,44 +43,66 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn restored(state: &SessionState, now: Duration) -> Self {
-        Self {
-            host: state.host.clone(),
-            mount_point: state.mount_point.clone(),
-            zone: state.zone.clone(),
-            renewed: now,
-            replies: state
-                .replies
-                .iter()
-                .map(|stored| {
-                    let kept = KeptReply {
-                        stored: *stored,
-                        ..KeptReply::default()
-                    };
-                    (RequestNumber(stored.number), kept)
-                })
-                .collect(),
-            orphans: state.orphans.iter().map(|ino| InodeId(*ino)).collect(),
-            ..Self::default()
+    /// Takes in a stored part: the session itself, or a page of its results.
+    pub(crate) fn restore(&mut self, state: &SessionState) {
+        for stored in &state.replies {
+            let kept = KeptReply {
+                stored: *stored,
+                ..KeptReply::default()
+            };
+            self.replies.insert(RequestNumber(stored.number), kept);
         }
+        if state.page_plus_one != 0 {
+            return;
+        }
+        self.host.clone_from(&state.host);
+        self.mount_point.clone_from(&state.mount_point);
+        self.zone.clone_from(&state.zone);
+        self.orphans = state.orphans.iter().map(|ino| InodeId(*ino)).collect();
+        // Results that stand in the record itself move to pages with the next change.
+        let pages = state.replies.iter().map(|stored| page_of(stored.number));
+        self.dirty_pages.extend(pages);
     }
 
-    pub(crate) fn state(&self, session: SessionId) -> SessionState {
+    fn state(&self, session: SessionId) -> SessionState {
         SessionState {
             session: session.0,
             host: self.host.clone(),
             mount_point: self.mount_point.clone(),
             zone: self.zone.clone(),
-            replies: self.replies.values().map(|kept| kept.stored).collect(),
             orphans: self.orphans.iter().map(|ino| ino.0).collect(),
+            ..SessionState::default()
         }
+    }
+
+    /// A page of results; `None`: there are none.
+    fn page(&self, session: SessionId, page: u64) -> Option<SessionState> {
+        let first = page * PAGE_REPLIES;
+        let numbers = RequestNumber(first)..RequestNumber(first.saturating_add(PAGE_REPLIES));
+        let replies: Vec<_> = self
+            .replies
+            .range(numbers)
+            .map(|(_, kept)| kept.stored)
+            .collect();
+        (!replies.is_empty()).then(|| SessionState {
+            session: session.0,
+            replies,
+            page_plus_one: page + 1,
+            ..SessionState::default()
+        })
     }
 
     /// Forgets results below the lowest number the client still awaits.
     pub(crate) fn acknowledge(&mut self, below: u64) {
         if below > self.acked_below {
             self.acked_below = below;
-            self.replies = self.replies.split_off(&RequestNumber(below));
+            let kept = self.replies.split_off(&RequestNumber(below));
+            // Only whole pages are taken out of the store: what remains of others does no harm.
+            let first_kept = page_of(below);
+            let gone = std::mem::replace(&mut self.replies, kept);
+            let gone = gone.keys().map(|number| page_of(number.0));
+            self.dirty_pages
+                .extend(gone.filter(|page| *page < first_kept));
         }
     }
 }
@@ -129,7 +155,7 @@ impl Core {
             },
         );
         // A session is known to a successor before its client hears of it.
-        self.open.sessions.insert(id);
+        self.touch_session(id);
         let reply = self.opened(id, false);
         self.answer_after(self.open.number, token, Answer::Opened(reply));
     }
@@ -198,8 +224,18 @@ impl Core {
         if std::mem::replace(&mut session.evicting, true) {
             return;
         }
-        let running: Vec<TaskId> = session.running.values().copied().collect();
-        for task in running {
+        // Also those without a number: a lock or a lease given now would be held for ever.
+        let of_session = |task: &Task| {
+            let request = task.work.request();
+            request.is_some_and(|request| request.session == id.0)
+        };
+        let tasks: Vec<TaskId> = self
+            .tasks
+            .iter()
+            .filter(|(_, task)| of_session(task))
+            .map(|(task, _)| *task)
+            .collect();
+        for task in tasks {
             self.drop_task(task, &no_session());
         }
         let held_exclusive = self
@@ -278,7 +314,8 @@ impl Core {
             .collect();
         for id in ended {
             self.ending.remove(&id);
-            self.open.raw.insert(keys::session(id), None);
+            let (from, to) = keys::session_range(id);
+            self.open.delete_range(from, to);
         }
     }
 
@@ -331,17 +368,55 @@ impl Core {
         self.answer(token, Answer::Sessions(list));
     }
 
-    /// Encodes the sessions a batch changes.
-    pub(crate) fn session_writes(&self, ids: &BTreeSet<SessionId>) -> Vec<(Bytes, Option<Bytes>)> {
-        ids.iter()
-            .filter_map(|id| {
-                let state = self.sessions.get(id)?.state(*id);
-                Some((keys::session(*id), Some(state.encode_to_vec().into())))
-            })
-            .collect()
+    /// Notes that what is stored of a session beside its results has changed.
+    pub(crate) fn touch_session(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            let new = !std::mem::replace(&mut session.dirty, true);
+            let bytes = SESSION_BYTES + session.orphans.len() * ORPHAN_BYTES;
+            let bytes = if new { bytes } else { ORPHAN_BYTES };
+            self.open.touch_session(id, bytes);
+        }
+    }
+
+    /// Encodes what a batch changes of sessions.
+    pub(crate) fn session_writes(
+        &mut self,
+        ids: &BTreeSet<SessionId>,
+    ) -> Vec<(Bytes, Option<Bytes>)> {
+        let mut writes = Vec::new();
+        for id in ids {
+            let Some(session) = self.sessions.get_mut(id) else {
+                continue;
+            };
+            if std::mem::take(&mut session.dirty) {
+                let state = session.state(*id).encode_to_vec();
+                writes.push((keys::session(*id), Some(state.into())));
+            }
+            for page in std::mem::take(&mut session.dirty_pages) {
+                let value = session.page(*id, page).map(|page| page.encode_to_vec());
+                writes.push((keys::session_page(*id, page), value.map(Bytes::from)));
+            }
+        }
+        writes
     }
 }
 
+/// Page of results a request's number stands in.
+pub(crate) fn page_of(number: u64) -> u64 {
+    number / PAGE_REPLIES
+}
+
+/// Results in a page.
+const PAGE_REPLIES: u64 = 1024;
+/// Bytes of a page of results, about.
+pub(crate) const PAGE_BYTES: usize = 24 << 10;
+/// Bytes of a session's record without its orphans, and of one of those, about.
+const SESSION_BYTES: usize = 300;
+const ORPHAN_BYTES: usize = 10;
+/// Results kept of one session. Its changes wait beyond: its client has to acknowledge some.
+pub(crate) const REPLIES_MAX: usize = 200_000;
+/// Unlinked inodes one session may hold open: its record must fit into a value of the store.
+pub(crate) const ORPHANS_MAX: usize = 65_536;
 pub(crate) fn no_session() -> Refusal {
     Refusal::status(Status::NO_SESSION, "the session is unknown or was evicted")
 }

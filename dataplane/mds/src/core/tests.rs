@@ -1,5 +1,6 @@
 //! The core against a store in memory and clients that answer recalls.
 
+mod bounds;
 mod data;
 mod failover;
 mod files;

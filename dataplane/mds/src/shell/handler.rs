@@ -23,6 +23,8 @@ pub(crate) enum Incoming {
     Event(Event),
     /// The requester of (connection, request) waits no more.
     Cancel(u64, u64),
+    /// A connection has ended.
+    Closed(u64),
     /// Commit what there is, then stop.
     Shutdown(oneshot::Sender<()>),
     /// Stop now.
@@ -167,6 +169,8 @@ impl Handler for Front {
 
     fn closed(&self, connection: &Arc<Connection>) {
         self.sessions.closed(connection);
+        // A rank that has stopped waits for nothing.
+        let _ = self.events.send(Incoming::Closed(connection.id()));
     }
 }
 

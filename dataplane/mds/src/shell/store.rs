@@ -51,6 +51,11 @@ pub(crate) async fn commit<S: MetaStore>(
                     "the metadata store does not answer"
                 );
             }
+            Err(error @ Error::TooLarge { .. }) => {
+                // The core closes batches long before: a fault of ours, no loss of authority.
+                tracing::error!(batch = number.0, %error, "the batch is larger than the store takes");
+                return (number, CommitOutcome::TooLarge);
+            }
             Err(error) => {
                 // Nothing more can be written: serving on would promise what cannot be kept.
                 tracing::error!(batch = number.0, %error, "commit failed for good");

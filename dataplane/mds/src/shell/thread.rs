@@ -3,7 +3,7 @@
 //! The rank's connections are read on this thread as well: a request is carried out and answered
 //! where it arrives, and no other thread is woken for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -164,6 +164,7 @@ impl<S: MetaStore> Runner<S> {
                     self.handle(Event::Cancel(token));
                 }
             }
+            Incoming::Closed(connection) => self.closed(connection),
             Incoming::Shutdown(done) => {
                 self.ending = Some(done);
                 self.handle(Event::Tick);
@@ -199,6 +200,18 @@ impl<S: MetaStore> Runner<S> {
         };
         self.waiting.insert(token, responder);
         self.handle(event);
+    }
+
+    fn closed(&mut self, connection: u64) {
+        let gone: BTreeSet<Token> = self
+            .waiting
+            .iter()
+            .filter(|(_, responder)| responder.connection().id() == connection)
+            .map(|(token, _)| *token)
+            .collect();
+        if !gone.is_empty() {
+            self.handle(Event::Gone(gone));
+        }
     }
 
     fn status(&self, responder: Responder) {
@@ -262,7 +275,7 @@ impl<S: MetaStore> Runner<S> {
                 self.wake_at = Some(self.wake_at.map_or(at, |sooner| sooner.min(at)));
             }
             Effect::Stop => {
-                tracing::warn!(rank = %self.shared.rank, "authority is lost: the rank stops");
+                tracing::warn!(rank = %self.shared.rank, "the rank stops: authority is lost or nothing can be written");
                 self.stopped.notify_one();
                 self.running = false;
             }
@@ -313,6 +326,8 @@ impl<S: MetaStore> Runner<S> {
         let Some(responder) = self.waiting.remove(&token) else {
             return;
         };
+        let key = (responder.connection().id(), responder.request_id());
+        self.by_request.remove(&key);
         if !self.lease.holds() {
             return responder.refuse(Status::RETRY, &unsure());
         }

@@ -115,6 +115,7 @@ impl Core {
             return Err(Stop::Block(Blocker::Numbers));
         }
         let first_gone = u32::try_from(size.div_ceil(CHUNK_SIZE)).unwrap_or(u32::MAX);
+        self.free_tail(attempt, ino, first_gone)?;
         let mut freed = self.remove_refs(attempt, ino, first_gone, u32::MAX);
         if let Data::Exclusive(held) = &mut self.leases.of_mut(ino).data {
             let (gone, kept) = std::mem::take(&mut held.reserved)
@@ -134,13 +135,13 @@ impl Core {
             Some(Data::Exclusive(held)) if held.session == attempt.session
         );
         let partial = !size.is_multiple_of(CHUNK_SIZE) && (size < old || writing);
-        slot.inode.rare_mut().pending_trim = partial.then_some(size);
+        slot.inode.set_pending_trim(partial.then_some(size));
         self.touch(attempt, Object::Inode(ino));
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         self.bump(parent, signed(size) - signed(old), 0);
         let cut = partial && self.start_trim(ino)?;
         if !cut && let Some(slot) = self.cache.inodes.get_mut(&ino) {
-            slot.inode.rare_mut().pending_trim = None;
+            slot.inode.set_pending_trim(None);
         }
         Ok(cut)
     }

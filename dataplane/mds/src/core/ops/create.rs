@@ -122,8 +122,7 @@ impl Core {
             );
             self.touch(attempt, Object::Head(ino));
             self.open
-                .raw
-                .insert(keys::back_pointer(ino), Some(back_pointer(dir, &key)));
+                .put_raw(keys::back_pointer(ino), Some(back_pointer(dir, &key)));
         }
         self.cache.insert_inode(dir, key.clone(), inode);
         self.put_entry(attempt, dir, key, Some(Target::Primary(ino)));
@@ -202,7 +201,7 @@ impl Core {
             .expect("the caller has found it");
         if !std::mem::replace(&mut slot.inode.back_pointer, true) {
             let value = back_pointer(slot.parent, &slot.key);
-            self.open.raw.insert(keys::back_pointer(ino), Some(value));
+            self.open.put_raw(keys::back_pointer(ino), Some(value));
             self.touch(attempt, Object::Inode(ino));
         }
     }
@@ -255,7 +254,7 @@ impl Core {
             };
             directory.head.recursive_bytes += bytes;
             directory.head.recursive_inodes += inodes;
-            self.open.statistics.insert(at);
+            self.open.touch_statistics(at);
         }
     }
 
@@ -303,7 +302,9 @@ impl Core {
         dir: InodeId,
         name: &Bytes,
     ) -> Vec<crate::core::lease::Wanted> {
-        let mut wanted = self.leases.entry_holders(dir, name, attempt.session);
+        let mut wanted = self
+            .leases
+            .entry_holders(dir, name, attempt.session, &attempt.given_back);
         wanted.extend(self.leases.attribute_holders(dir, attempt.session, false));
         wanted
     }

@@ -20,6 +20,8 @@ pub(crate) const INLINE_CHUNKS: u32 = 8;
 pub(crate) const PAGE_CHUNKS: u32 = 1024;
 /// References in one answer at most.
 const ANSWER_CHUNKS: usize = 4096;
+/// Chunks that one hole may free.
+const HOLE_CHUNKS_MAX: usize = 65_536;
 /// What a shared lease is called: it needs no id of its own.
 const SHARED: u64 = 1;
 
@@ -382,6 +384,11 @@ impl Core {
         self.need_writer(attempt, ino, op.lease)?;
         if first < after {
             self.need_refs(ino, first, after - 1)?;
+            // A hole is no larger than what one batch frees.
+            let held = self.refs_at(ino, first);
+            if held.take_while(|chunk| chunk.index < after).count() > HOLE_CHUNKS_MAX {
+                return Err(Errno::EFBIG.into());
+            }
             let mut freed = self.remove_refs(attempt, ino, first, after - 1);
             if let Data::Exclusive(held) = &mut self.leases.of_mut(ino).data {
                 let (gone, kept) = std::mem::take(&mut held.reserved)
@@ -437,24 +444,23 @@ impl Core {
         }
     }
 
-    /// References that are in memory, by index; at most [`ANSWER_CHUNKS`].
-    pub(crate) fn refs_in(&self, ino: InodeId, first: u32, last: u32) -> Vec<ChunkRef> {
-        let inline = self
-            .cache
-            .inodes
-            .get(&ino)
-            .into_iter()
-            .flat_map(|slot| &slot.inode.chunks);
-        let paged = self
-            .cache
-            .pages
-            .range((ino, 0)..=(ino, u32::MAX))
-            .flat_map(|(_, refs)| refs);
+    /// References from `first` on that are in memory, by index.
+    pub(crate) fn refs_at(&self, ino: InodeId, first: u32) -> impl Iterator<Item = &ChunkRef> {
+        let inline = self.cache.inodes.get(&ino).into_iter();
+        let inline = inline.flat_map(|slot| &slot.inode.chunks);
+        let pages = (ino, first / PAGE_CHUNKS)..=(ino, u32::MAX);
+        let paged = self.cache.pages.range(pages).flat_map(|(_, refs)| refs);
         inline
             .chain(paged)
-            .filter(|chunk| (first..=last).contains(&chunk.index))
+            .filter(move |chunk| chunk.index >= first)
+    }
+
+    /// References that are in memory, by index; at most [`ANSWER_CHUNKS`].
+    pub(crate) fn refs_in(&self, ino: InodeId, first: u32, last: u32) -> Vec<ChunkRef> {
+        self.refs_at(ino, first)
+            .take_while(|chunk| chunk.index <= last)
             .take(ANSWER_CHUNKS)
-            .cloned()
+            .copied()
             .collect()
     }
 
@@ -481,16 +487,23 @@ impl Core {
             );
             self.cache.pages.entry(page).or_default()
         };
-        match list.binary_search_by_key(&chunk.index, |known| known.index) {
+        let new = match list.binary_search_by_key(&chunk.index, |known| known.index) {
             Ok(at) if list[at] == *chunk => return false,
-            Ok(at) => list[at] = *chunk,
+            Ok(at) => {
+                list[at] = *chunk;
+                false
+            }
             Err(at) => {
                 list.insert(at, *chunk);
-                slot.inode.rare_mut().paged_chunks += u32::from(!inline);
+                true
             }
-        }
+        };
+        let count = list.len();
         if !inline {
-            self.open.pages.insert(page);
+            if new {
+                slot.inode.rare_mut().paged_chunks += 1;
+            }
+            self.open.touch_page(page, count);
         }
         self.touch(attempt, Object::Inode(ino));
         true
@@ -520,7 +533,7 @@ impl Core {
             removed.extend(list.extract_if(.., |chunk| inside(chunk)));
             let count = removed.len() - before;
             if count > 0 {
-                self.open.pages.insert(*page);
+                self.open.touch_page(*page, list.len());
                 let count = u32::try_from(count).unwrap_or(u32::MAX);
                 let paged = &mut slot.inode.rare_mut().paged_chunks;
                 *paged = paged.saturating_sub(count);

@@ -13,6 +13,9 @@ impl Core {
         let ino = InodeId(op.ino);
         let lock = own(attempt, op.lock.as_ref())?;
         if op.unlock {
+            if self.locks.too_many(ino, &lock, false) {
+                return Err(Errno::ENOLCK.into());
+            }
             self.locks.set(ino, &lock, false);
         } else {
             self.need_inode(attempt, ino, op.hint.as_ref())?;
@@ -21,6 +24,9 @@ impl Core {
                     return Err(Stop::Block(Blocker::Lock(ino)));
                 }
                 return Err(Errno::EAGAIN.into());
+            }
+            if self.locks.too_many(ino, &lock, true) {
+                return Err(Errno::ENOLCK.into());
             }
             self.locks.set(ino, &lock, true);
         }

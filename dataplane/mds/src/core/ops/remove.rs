@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use hither_proto::fragment::Fragment;
-use hither_proto::ids::{ChunkId, GroupId, InodeId, LeaseId, SessionId};
+use hither_proto::ids::{ChunkId, ChunkIndex, GroupId, InodeId, LeaseId, SessionId};
 use hither_proto::meta::{OpenInode, Reply, Unlink};
 use hither_proto::status::Errno;
 use hither_proto::stored::{ChunkRef, FreeChunk};
@@ -10,12 +10,12 @@ use prost::Message;
 
 use super::find::STRAYS;
 use super::{Outcome, check_name, is_dir};
-use crate::core::batch::{Object, back_pointer};
+use crate::core::batch::{OPERATION_BYTES_MAX, Object, back_pointer};
 use crate::core::cache::{EntryKey, LoadKey, Target};
 use crate::core::event::Effect;
 use crate::core::lease::{Data, Wanted};
-use crate::core::run::{Attempt, Core, Stop, Work};
-use crate::core::session::EndStep;
+use crate::core::run::{Attempt, Blocker, Core, Stop, Work};
+use crate::core::session::{EndStep, ORPHANS_MAX};
 use crate::keys;
 
 /// What removing a name will do to its inode.
@@ -84,6 +84,7 @@ impl Core {
         let last = inode.nlink <= 1;
         if last {
             self.need_refs(ino, 0, u32::MAX)?;
+            self.need_orphan_room(attempt.session, ino)?;
         }
         // A caller that took the name for another inode cannot say whether it holds this one.
         let held_open = last && (held_open || expect_ino != ino.0);
@@ -92,6 +93,21 @@ impl Core {
             last,
             held_open,
         })
+    }
+
+    /// A session that holds too many unlinked inodes open gets no more of them.
+    fn need_orphan_room(&self, session: SessionId, ino: InodeId) -> Result<(), Stop> {
+        let open = self.leases.of(ino).map(|leases| &leases.open[..]);
+        let mut holders = open.unwrap_or_default().iter().chain([&session]);
+        let full = holders.any(|holder| {
+            let session = self.sessions.get(holder);
+            session.is_some_and(|session| session.orphans.len() >= ORPHANS_MAX)
+        });
+        if full {
+            Err(Errno::ENOSPC.into())
+        } else {
+            Ok(())
+        }
     }
 
     pub(crate) fn removal_recalls(&self, attempt: &Attempt, removal: &Removal) -> Vec<Wanted> {
@@ -149,19 +165,27 @@ impl Core {
         holders.extend(possible.filter(|holder| *holder != attempt.session));
         holders.sort_unstable();
         holders.dedup();
-        if holders.is_empty() {
+        if holders.is_empty() && self.chunk_count(ino) <= FREE_CHUNKS_MAX {
             self.destroy(attempt, ino);
             return false;
         }
         if primary_here {
             self.move_to_strays(attempt, ino);
         }
+        if holders.is_empty() {
+            // Too large to go at once: the system removes it piece by piece.
+            self.spawn(Work::RemoveOrphan {
+                ino,
+                session: SessionId(0),
+            });
+            return false;
+        }
         let leases = self.leases.of_mut(ino);
         leases.open = holders.iter().copied().collect();
         for holder in holders {
             if let Some(session) = self.sessions.get_mut(&holder) {
                 session.orphans.insert(ino);
-                self.open.sessions.insert(holder);
+                self.touch_session(holder);
             }
         }
         removal.held_open
@@ -171,8 +195,7 @@ impl Core {
         self.bump(dir, 0, -1);
         self.cache.dirs.remove(&ino);
         self.open
-            .raw
-            .insert(keys::fragment_head(ino, Fragment::WHOLE), None);
+            .put_raw(keys::fragment_head(ino, Fragment::WHOLE), None);
         self.leases.clear(ino);
         self.forget_inode(attempt, ino);
     }
@@ -190,12 +213,45 @@ impl Core {
         self.forget_inode(attempt, ino);
     }
 
+    /// Makes sure that the file has not too many chunks from `first` on to be freed at once: frees
+    /// the last ones, and waits for the next batch. All its references are in memory.
+    pub(crate) fn free_tail(
+        &mut self,
+        attempt: &mut Attempt,
+        ino: InodeId,
+        first: u32,
+    ) -> Result<(), Stop> {
+        let keep = self.refs_at(ino, first).count();
+        if keep <= FREE_CHUNKS_MAX {
+            return Ok(());
+        }
+        let from = self.refs_at(ino, first).nth(keep - FREE_CHUNKS_MAX);
+        let from = from.map_or(u32::MAX, |chunk| chunk.index);
+        let freed = self.remove_refs(attempt, ino, from, u32::MAX);
+        self.free_chunks(ino, &freed);
+        let slot = self
+            .cache
+            .inodes
+            .get_mut(&ino)
+            .expect("the caller has found it");
+        let (old, parent) = (slot.inode.size, slot.parent);
+        slot.inode.size = old.min(ChunkIndex(from).start());
+        let less = old - slot.inode.size;
+        self.bump(parent, -i64::try_from(less).unwrap_or(i64::MAX), 0);
+        self.open.close();
+        Err(Stop::Block(Blocker::Room))
+    }
+
+    fn chunk_count(&self, ino: InodeId) -> usize {
+        self.refs_at(ino, 0).count()
+    }
+
     fn forget_inode(&mut self, attempt: &mut Attempt, ino: InodeId) {
         let Some(slot) = self.cache.inodes.remove(&ino) else {
             return;
         };
         if slot.inode.back_pointer {
-            self.open.raw.insert(keys::back_pointer(ino), None);
+            self.open.put_raw(keys::back_pointer(ino), None);
         }
         let here = self
             .cache
@@ -231,8 +287,7 @@ impl Core {
         slot.key = key.clone();
         slot.inode.back_pointer = true;
         self.open
-            .raw
-            .insert(keys::back_pointer(ino), Some(back_pointer(dir, &key)));
+            .put_raw(keys::back_pointer(ino), Some(back_pointer(dir, &key)));
         self.put_entry(attempt, dir, key, Some(Target::Primary(ino)));
         self.touch(attempt, Object::Inode(ino));
     }
@@ -246,7 +301,7 @@ impl Core {
                 lease: 0,
             }
             .encode_to_vec();
-            self.open.raw.insert(key, Some(value.into()));
+            self.open.put_raw(key, Some(value.into()));
         }
         if !chunks.is_empty() {
             self.effects.push(Effect::FreeChunks);
@@ -325,6 +380,7 @@ impl Core {
             };
         if destroy {
             self.need_refs(ino, 0, u32::MAX)?;
+            self.free_tail(attempt, ino, 0)?;
         }
         self.leases
             .of_mut(ino)
@@ -335,7 +391,7 @@ impl Core {
             && holder.orphans.remove(&ino)
         {
             attempt.changed = true;
-            self.open.sessions.insert(session);
+            self.touch_session(session);
         }
         if destroy {
             self.destroy(attempt, ino);
@@ -392,3 +448,12 @@ impl Core {
         self.leases.prune(ino);
     }
 }
+
+/// Chunks freed in one batch; a larger file goes piece by piece.
+const FREE_CHUNKS_MAX: usize = 65_536;
+/// Bytes of a chunk to be freed in a batch: key and value.
+const FREE_BYTES: usize = 48;
+const _: () = assert!(
+    FREE_CHUNKS_MAX * FREE_BYTES <= OPERATION_BYTES_MAX,
+    "must fit"
+);

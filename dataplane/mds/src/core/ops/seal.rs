@@ -119,7 +119,7 @@ impl Core {
         }
         // No chunk is there to be cut: it was reserved at most, and nobody knows it any more.
         if let Some(slot) = self.cache.inodes.get_mut(&ino) {
-            slot.inode.rare_mut().pending_trim = None;
+            slot.inode.set_pending_trim(None);
             let mut attempt = Attempt::of_session(SessionId(0));
             self.touch(&mut attempt, Object::Inode(ino));
         }
@@ -167,7 +167,7 @@ impl Core {
         self.leases.of_mut(ino).trimming = false;
         let mut attempt = Attempt::of_session(SessionId(0));
         if let Some(slot) = self.cache.inodes.get_mut(&ino) {
-            slot.inode.rare_mut().pending_trim = None;
+            slot.inode.set_pending_trim(None);
             self.touch(&mut attempt, Object::Inode(ino));
         }
         for (attempt, reply, number) in self.trim_answers.remove(&ino).unwrap_or_default() {

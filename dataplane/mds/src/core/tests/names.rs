@@ -372,3 +372,29 @@ fn quotas_hold_for_everything_below_and_move_with_it() {
     world.ask(s, rename(ROOT.0, "c", dir, "c", 0)).unwrap();
     world.create(s, dir, "d", FILE);
 }
+
+/// The holder keeps its lease on the directory when it gives one name back; the change asked for
+/// the name again, sixteen times.
+#[test]
+fn one_change_of_a_name_asks_each_holder_once() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    world.create(a, ROOT.0, "f", FILE);
+    world.lookup(b, ROOT.0, "f");
+    world.lookup(b, ROOT.0, "g");
+    world.recalls.clear();
+    world.ask(a, rename(ROOT.0, "f", ROOT.0, "g", 0)).unwrap();
+    let mut asked: Vec<_> = world
+        .recalls
+        .iter()
+        .filter(|(s, recall)| *s == b && recall.entries)
+        .map(|(_, recall)| recall.name.clone())
+        .collect();
+    asked.sort();
+    assert_eq!(asked, vec!["f", "g"]);
+    // A later change asks again.
+    world.recalls.clear();
+    world.ask(a, unlink(ROOT.0, "g", false)).unwrap();
+    let entries = world.recalls.iter().filter(|(_, recall)| recall.entries);
+    assert_eq!(entries.count(), 1);
+}

@@ -12,7 +12,9 @@ use hither_proto::meta::{
     SessionOpen, Unlink, request::Op,
 };
 use hither_proto::status::Status;
-use hither_proto::stored::{BackPointer, ChunkPage, Dentry, FragmentHead, RankState, SessionState};
+use hither_proto::stored::{
+    BackPointer, ChunkPage, Dentry, FragmentHead, LockTable, RankState, SessionState,
+};
 use prost::Message;
 
 use crate::core::run::Restored;
@@ -46,6 +48,8 @@ pub(super) struct World {
     pub(super) data_effects: VecDeque<Effect>,
     /// What the chunkservers will list as open when a session is fenced.
     pub(super) open_chunks: BTreeMap<SessionId, Vec<(InodeId, SealChunk)>>,
+    /// Bytes of the largest batch so far.
+    pub(super) largest_commit: usize,
     /// So many of the next loads fail.
     pub(super) failing_loads: u32,
     pub(super) stopped: bool,
@@ -89,6 +93,7 @@ impl World {
             hold_data: false,
             data_effects: VecDeque::new(),
             open_chunks: BTreeMap::new(),
+            largest_commit: 0,
             failing_loads: 0,
             stopped: false,
             rank,
@@ -174,6 +179,15 @@ impl World {
     /// Applies the oldest held commit to the store.
     pub(super) fn commit_next(&mut self) -> Option<Event> {
         let commit = self.held_commits.pop_front()?;
+        let (mut bytes, mut largest) = (0, 0);
+        for (key, value) in &commit.writes {
+            let value = value.as_ref().map_or(0, Bytes::len);
+            bytes += key.len() + value;
+            largest = largest.max(value);
+        }
+        self.largest_commit = self.largest_commit.max(bytes);
+        assert!(bytes < hither_metastore::BATCH_BYTES_MAX, "batch: {bytes}");
+        assert!(largest < 1 << 20, "value: {largest}");
         let stands = commit
             .unchanged
             .iter()
@@ -492,7 +506,13 @@ fn start(
         },
         Restored {
             sessions,
-            locks: Vec::new(),
+            locks: store
+                .range(Bytes::from_static(b"l/")..keys::prefix_end(b"l/"))
+                .map(|(key, value)| {
+                    let ino = InodeId(keys::parse_number(key).unwrap());
+                    (ino, LockTable::decode(value.clone()).unwrap())
+                })
+                .collect(),
             last_batch: BatchNumber(last_batch),
             authority: store
                 .get(&root)
