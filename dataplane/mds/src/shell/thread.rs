@@ -70,6 +70,7 @@ impl<S: MetaStore> Runner<S> {
 
     fn run(&mut self, inbox: &mpsc::Receiver<Incoming>) {
         self.handle(Event::Tick);
+        let mut last_tick = self.now();
         while self.running {
             let wait = match self.wake_at {
                 Some(at) => at.saturating_sub(self.now()).min(TICK),
@@ -77,11 +78,15 @@ impl<S: MetaStore> Runner<S> {
             };
             match inbox.recv_timeout(wait) {
                 Ok(incoming) => self.take(incoming),
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    self.wake_at = None;
-                    self.handle(Event::Tick);
-                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+            // Also while there is always something to do: sessions expire, memory is given back.
+            let now = self.now();
+            if now >= last_tick + TICK || self.wake_at.is_some_and(|at| at <= now) {
+                last_tick = now;
+                self.wake_at = None;
+                self.handle(Event::Tick);
             }
             if self.ending.is_some() && self.core.is_settled() {
                 self.running = false;
