@@ -5,7 +5,7 @@ use hither_proto::status::Status;
 
 use super::cache::{EntryKey, LoadKey, Loaded};
 use super::event::Refusal;
-use super::run::{Blocker, Core, Work};
+use super::run::{Blocker, Core};
 
 impl Core {
     pub(crate) fn loaded(&mut self, key: &LoadKey, loaded: Loaded) {
@@ -50,8 +50,11 @@ impl Core {
                     .remove(&Blocker::Load(key.clone()))
                     .unwrap_or_default()
                 {
-                    match self.tasks.get(&task).map(|task| &task.work) {
-                        Some(Work::Request(_) | Work::Again(..)) => self.drop_task(task, &refusal),
+                    let request = self.tasks.get(&task).map(|task| task.work.request());
+                    match request {
+                        // A change that is resent was answered with success before: its client
+                        // takes a refusal for its loss.
+                        Some(Some(request)) if !request.replay => self.drop_task(task, &refusal),
                         Some(_) => self.pause_task(task),
                         None => {}
                     }

@@ -283,6 +283,12 @@ impl Core {
         }
     }
 
+    /// Whether a predecessor has given the number out.
+    pub(crate) fn is_before_takeover(&self, ino: InodeId) -> bool {
+        let recovery = self.recovery.as_ref();
+        recovery.is_some_and(|recovery| recovery.is_old(ino))
+    }
+
     /// Sessions that may hold a descriptor of the inode and have not said so yet.
     pub(crate) fn possible_holders(&self, ino: InodeId) -> Vec<SessionId> {
         match &self.recovery {

@@ -111,9 +111,14 @@ impl<S: MetaStore> Runner<S> {
         self.handle(Event::Tick);
         let sleep = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(sleep);
+        let mut last_tick = self.now();
         while self.running {
-            let due = self.started + self.wake_at.map_or(self.now() + TICK, |at| at);
-            let due = due.min(Instant::now() + TICK);
+            // The core's clock may stand still for a while: only the distance counts.
+            let wait = match self.wake_at {
+                Some(at) => at.saturating_sub(self.now()).min(TICK),
+                None => TICK,
+            };
+            let due = Instant::now() + wait;
             // Setting a timer costs more than being woken a little early.
             if due < sleep.deadline() || sleep.is_elapsed() {
                 sleep.as_mut().reset(due);
@@ -124,10 +129,14 @@ impl<S: MetaStore> Runner<S> {
                     Some(incoming) => self.take_all(incoming, inbox),
                     None => return,
                 },
-                () = &mut sleep => {
-                    self.wake_at = None;
-                    self.handle(Event::Tick);
-                }
+                () = &mut sleep => {}
+            }
+            // Also while there is always something to do: sessions expire, memory is given back.
+            let now = self.now();
+            if now >= last_tick + TICK || self.wake_at.is_some_and(|at| at <= now) {
+                last_tick = now;
+                self.wake_at = None;
+                self.handle(Event::Tick);
             }
             if self.ending.is_some() && self.core.is_settled() {
                 self.running = false;

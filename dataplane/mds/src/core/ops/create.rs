@@ -145,6 +145,7 @@ impl Core {
         });
         reply.data_lease = lease.0;
         reply.data_exclusive = true;
+        reply.space = Some(self.space(ino));
         reply.epochs = self.epochs_of(std::slice::from_ref(chunk));
         reply.chunks = vec![*chunk];
     }
@@ -252,8 +253,9 @@ impl Core {
             let Some(directory) = self.cache.dirs.get_mut(&at) else {
                 return;
             };
-            directory.head.recursive_bytes += bytes;
-            directory.head.recursive_inodes += inodes;
+            let head = &mut directory.head;
+            head.recursive_bytes = head.recursive_bytes.saturating_add(bytes);
+            head.recursive_inodes = head.recursive_inodes.saturating_add(inodes);
             self.open.touch_statistics(at);
         }
     }
@@ -319,8 +321,13 @@ impl Core {
     }
 
     fn new_ino(&mut self, attempt: &Attempt) -> Result<InodeId, Stop> {
-        if attempt.replay_ino != 0 {
-            return Ok(InodeId(attempt.replay_ino));
+        // Only what was resent may name its number, and only one that is not given out any more.
+        if attempt.replay && attempt.replay_ino != 0 {
+            let ino = InodeId(attempt.replay_ino);
+            if !self.is_before_takeover(ino) || self.cache.inodes.contains_key(&ino) {
+                return Err(Errno::EIO.into());
+            }
+            return Ok(ino);
         }
         self.take_number(Counter::Inode).map(InodeId)
     }

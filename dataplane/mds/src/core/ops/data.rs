@@ -241,6 +241,9 @@ impl Core {
     fn need_reportable(&mut self, attempt: &mut Attempt, op: &WriteReport) -> Result<(), Stop> {
         let ino = InodeId(op.ino);
         self.need_inode(attempt, ino, op.hint.as_ref())?;
+        if op.size > 0 {
+            super::create::chunk_index(op.size - 1)?;
+        }
         self.need_trimmed(ino)?;
         for chunk in &op.written {
             self.need_refs(ino, chunk.index, chunk.index)?;

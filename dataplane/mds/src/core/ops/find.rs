@@ -203,11 +203,29 @@ impl Core {
             });
         };
         let ino = self.need_target(attempt, target)?;
+        self.bring_home(attempt, dir, &op.name, target);
         let entries_leased = self.leases.give_entries(dir, attempt.session);
         Ok(Reply {
             entries_leased,
             ..self.reply_with(attempt, ino)
         })
+    }
+
+    /// An inode whose first name was removed stands among the strays, out of all quotas, until one
+    /// of its other names is looked up: it is stored under that one from then on.
+    fn bring_home(&mut self, attempt: &mut Attempt, dir: InodeId, name: &Bytes, found: Target) {
+        let Target::Remote(ino, _) = found else {
+            return;
+        };
+        let slot = &self.cache.inodes[&ino];
+        if slot.parent != STRAYS || slot.inode.nlink == 0 {
+            return;
+        }
+        let size = i64::try_from(slot.inode.size).unwrap_or(i64::MAX);
+        let stray = slot.key.clone();
+        self.put_entry(attempt, STRAYS, stray, None);
+        self.move_primary(attempt, ino, dir, EntryKey::of(name));
+        self.bump(dir, size, 1);
     }
 
     pub(crate) fn getattr(&mut self, attempt: &mut Attempt, op: &Getattr) -> Outcome {

@@ -57,6 +57,7 @@ impl Core {
                 return Err(Errno::ENOENT.into());
             };
             self.need_no_loop(there.ino(), from.dir)?;
+            self.need_room_to_exchange(&from, &to, moved, there)?;
             return self.exchange(attempt, &from, &to, moved, there);
         }
         if there.is_some_and(|there| there.ino() == moved.ino()) {
@@ -219,15 +220,50 @@ impl Core {
         Ok(())
     }
 
-    /// What moves under another quota must fit there. Only limits that are not above both ends
-    /// matter, but the check of all is right whenever there is room.
+    /// What moves under another quota must fit there.
     fn need_room(&self, from: InodeId, to: InodeId, moved: Target) -> Result<(), Stop> {
-        if from == to || matches!(moved, Target::Remote(..)) {
-            return Ok(());
+        let (bytes, inodes) = self.weight_of(moved);
+        self.need_room_for(from, to, bytes, inodes)
+    }
+
+    /// What one side gains must fit there; the other side only gets room.
+    fn need_room_to_exchange(
+        &self,
+        from: &End,
+        to: &End,
+        moved: Target,
+        there: Target,
+    ) -> Result<(), Stop> {
+        let (bytes, inodes) = self.weight_of(moved);
+        let (back_bytes, back_inodes) = self.weight_of(there);
+        let bytes = bytes.saturating_sub(back_bytes);
+        let inodes = inodes.saturating_sub(back_inodes);
+        self.need_room_for(from.dir, to.dir, bytes, inodes)?;
+        self.need_room_for(to.dir, from.dir, -bytes, -inodes)
+    }
+
+    /// Bytes and inodes that move with a name; those of a further name stand elsewhere.
+    fn weight_of(&self, moved: Target) -> (i64, i64) {
+        match moved {
+            Target::Primary(ino) => self.weight(ino),
+            Target::Remote(..) => (0, 0),
         }
-        let (bytes, inodes) = self.weight(moved.ino());
+    }
+
+    /// Only limits that are not above both ends matter, but the check of all is right whenever
+    /// there is room.
+    fn need_room_for(
+        &self,
+        from: InodeId,
+        to: InodeId,
+        bytes: i64,
+        inodes: i64,
+    ) -> Result<(), Stop> {
         let bytes = u64::try_from(bytes).unwrap_or(0);
         let inodes = u64::try_from(inodes).unwrap_or(0);
+        if from == to || (bytes == 0 && inodes == 0) {
+            return Ok(());
+        }
         let shared: BTreeSet<InodeId> = self.up_from(from).collect();
         for at in self.up_from(to).take_while(|at| !shared.contains(at)) {
             let limits = self.cache.inodes[&at].inode.rare();

@@ -240,3 +240,110 @@ fn a_successor_drops_locks_nobody_has() {
     assert_eq!(world.lookup(a, ROOT.0, "f"), Some(ino));
     world.ask(a, Op::SetLock(lock(ino, 0, 9, false))).unwrap();
 }
+
+fn named(name: &'static str) -> Bytes {
+    Bytes::from_static(name.as_bytes())
+}
+
+fn quota(ino: u64, bytes: u64) -> Op {
+    Op::Setattr(Setattr {
+        ino,
+        quota_bytes: Some(bytes),
+        ..Setattr::default()
+    })
+}
+
+/// The writer of a new file did not hear how much room there is.
+#[test]
+fn a_created_file_comes_with_the_room_it_has() {
+    let mut world = World::new();
+    let s = world.session("a");
+    world.ask(s, quota(ROOT.0, 1 << 20)).unwrap();
+    let op = hither_proto::meta::Create {
+        parent: ROOT.0,
+        name: named("f"),
+        mode: FILE,
+        open_for_write: true,
+        ..Default::default()
+    };
+    let reply = world.ask(s, Op::Create(op)).unwrap();
+    assert_eq!(reply.space.unwrap().free_bytes, 1 << 20);
+    let (ino, lease) = (reply.inode.unwrap().ino, reply.data_lease);
+    let huge = Op::WriteReport(report(ino, lease, u64::MAX, vec![]));
+    assert_eq!(world.ask(s, huge), Err(Errno::EFBIG.into()));
+    let op = Op::WriteReport(report(ino, lease, 300_000, reply.chunks));
+    world.ask(s, op).unwrap();
+    let again = Op::Acquire(hither_proto::meta::Acquire {
+        ino,
+        exclusive: true,
+        ..Default::default()
+    });
+    let left = world.ask(s, again).unwrap().space.unwrap().free_bytes;
+    assert_eq!(left, (1 << 20) - 300_000);
+}
+
+/// `ln f g; rm f` took the file's bytes out of all quotas for good.
+#[test]
+fn a_file_that_lost_its_first_name_counts_again_when_another_is_used() {
+    let mut world = World::new();
+    let s = world.session("a");
+    world.ask(s, quota(ROOT.0, 1 << 20)).unwrap();
+    let (ino, lease, chunk) = open_new(&mut world, s, "f");
+    let op = Op::WriteReport(report(ino, lease, 300_000, vec![chunk]));
+    world.ask(s, op).unwrap();
+    let link = hither_proto::meta::Link {
+        ino,
+        new_parent: ROOT.0,
+        new_name: named("g"),
+        ..Default::default()
+    };
+    world.ask(s, Op::Link(link)).unwrap();
+    let unlink = super::world::unlink(ROOT.0, "f", false);
+    world.ask(s, unlink).unwrap();
+    assert_eq!(world.lookup(s, ROOT.0, "g"), Some(ino));
+    let statfs = Op::Statfs(hither_proto::meta::Statfs {
+        ino: ROOT.0,
+        hint: None,
+    });
+    let free = |world: &mut World| {
+        let space = world.ask(s, statfs.clone()).unwrap().space;
+        space.unwrap().free_bytes
+    };
+    assert_eq!(free(&mut world), (1 << 20) - 300_000);
+    world.crash();
+    world.come_back(s, vec![], vec![]);
+    assert_eq!(world.lookup(s, ROOT.0, "g"), Some(ino));
+    let op = Op::Unlink(Unlink {
+        parent: ROOT.0,
+        name: named("g"),
+        expect_ino: ino,
+        ..Unlink::default()
+    });
+    world.ask(s, op).unwrap();
+    assert_eq!(free(&mut world), 1 << 20);
+    assert_eq!(super::data::freed(&world), 1);
+}
+
+/// An exchange moved bytes past a quota.
+#[test]
+fn an_exchange_respects_quotas() {
+    let mut world = World::new();
+    let s = world.session("a");
+    let dir = world.create(s, ROOT.0, "dir", 0o040_755);
+    world.create(s, dir, "small", FILE);
+    world.ask(s, quota(dir, 1000)).unwrap();
+    let (ino, lease, chunk) = open_new(&mut world, s, "large");
+    let op = Op::WriteReport(report(ino, lease, 300_000, vec![chunk]));
+    world.ask(s, op).unwrap();
+    let op = Op::Rename(hither_proto::meta::Rename {
+        parent: ROOT.0,
+        name: named("large"),
+        new_parent: dir,
+        new_name: named("small"),
+        flags: 2,
+        ..Default::default()
+    });
+    assert_eq!(world.ask(s, op.clone()), Err(Errno::EDQUOT.into()));
+    world.ask(s, quota(dir, 1 << 20)).unwrap();
+    world.ask(s, op).unwrap();
+}
