@@ -407,6 +407,8 @@ impl Inner {
 impl Inner {
     /// Gives back every file, many at a time.
     async fn give_all_back(self: &Arc<Self>) -> Result<(), FsError> {
+        // Those of which nothing has to be said take no request each.
+        self.forget_unused_files(usize::MAX).await;
         let files = self.all_files();
         let (mut left, mut lost, mut first) = (files.len(), 0usize, Ok(()));
         let ends =

@@ -166,11 +166,11 @@ impl Inner {
 impl Inner {
     /// Gives back, many at a time, leases under which nothing was done: those of files that were
     /// made, closed and left alone. How many files were forgotten.
-    async fn forget_unused_files(&self, most: usize) -> usize {
-        let mut forgotten = 0;
+    pub(crate) async fn forget_unused_files(&self, most: usize) -> usize {
+        let (mut forgotten, mut answered) = (0, true);
         for files in self.all_files()[..].chunks(GIVEN_BACK_AT_A_TIME) {
             let room = most - forgotten;
-            if room == 0 {
+            if room == 0 || !answered {
                 break;
             }
             let mut by_rank: BTreeMap<RankId, GiveBack> = BTreeMap::new();
@@ -197,6 +197,7 @@ impl Inner {
                 if let Err(error) = asked {
                     // The server goes on holding them for us, and takes them back by a recall.
                     tracing::debug!(%error, "leases could not be given back");
+                    answered = false;
                 }
             }
             forgotten += given.len();
