@@ -139,6 +139,21 @@ fn when_all_is_full_writers_get_enospc_and_readers_read() {
         }
     });
     println!("told after {:?} and {n} files", begun.elapsed());
+    // Once the metadata server knows it says so itself, and as soon.
+    let full = cluster.address_of("cs-a1");
+    eventually(Duration::from_secs(20), "the map shows it", || {
+        let all = cluster.admin(&["cs", "ls"]);
+        let all = all.as_array().unwrap();
+        all.iter()
+            .any(|s| s["address"] == full.as_str() && s["freeBytes"] == 0)
+    });
+    for n in 0..5u64 {
+        let begun = Instant::now();
+        let refused = write_synced(&at.join(format!("more{n}")), &pattern(n, 0, 1000));
+        let no_space = Some(rustix::io::Errno::NOSPC.raw_os_error());
+        assert_eq!(refused.unwrap_err().raw_os_error(), no_space);
+        assert!(begun.elapsed() < Duration::from_secs(10));
+    }
     drop_caches();
     assert!(fs::read(at.join("old")).unwrap() == pattern(1, 0, 500_000));
     cluster.disk("cs-a1").empty();

@@ -356,6 +356,9 @@ impl Core {
             .or_else(|| self.groups.by_class.get(&self.groups.default_class))
             .filter(|groups| !groups.is_empty());
         let Some(groups) = groups else {
+            if self.groups.full.contains(&class) {
+                return Err(Errno::ENOSPC.into());
+            }
             return Err(refuse(
                 Status::RETRY,
                 "no placement group may take new chunks: are enough chunkservers up?",

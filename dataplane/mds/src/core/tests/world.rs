@@ -490,6 +490,7 @@ fn start(
     let groups = crate::core::event::GroupChoice {
         by_class: BTreeMap::from([(CLASS, vec![GroupId(1), GroupId(2)])]),
         epochs: BTreeMap::from([(GroupId(1), Epoch(1)), (GroupId(2), Epoch(1))]),
+        full: BTreeSet::new(),
         default_class: CLASS,
         total_bytes: 1 << 40,
         free_bytes: 1 << 39,
