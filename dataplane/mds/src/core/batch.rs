@@ -180,6 +180,15 @@ impl Batch {
         self.touched.contains_key(&Object::Entry(dir, key.clone()))
     }
 
+    /// Pages of references the batch changes.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = &(InodeId, u32)> {
+        self.pages.iter()
+    }
+
+    pub(crate) fn touches_page(&self, page: &(InodeId, u32)) -> bool {
+        self.pages.contains(page)
+    }
+
     /// Entries the batch changes.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (InodeId, &EntryKey)> {
         self.touched.keys().filter_map(|object| match object {

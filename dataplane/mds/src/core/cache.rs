@@ -157,9 +157,75 @@ pub(crate) struct Cache {
     /// Back-pointers that were read to find an inode; a few, dropped at any time.
     pub(crate) back_pointers: BTreeMap<InodeId, Option<(InodeId, EntryKey)>>,
     hand: InodeId,
+    /// Names known to be absent, about: those in memory because somebody looked for them.
+    absent: usize,
+    /// Loads on their way, with the number of forgets when they were asked for.
+    loading: BTreeMap<LoadKey, u64>,
+    /// Inodes of which something was forgotten while loads were on their way, and when.
+    forgotten: BTreeMap<InodeId, u64>,
+    forgets: u64,
+}
+
+impl LoadKey {
+    fn ino(&self) -> InodeId {
+        let (Self::BackPointer(ino)
+        | Self::Directory(ino, _)
+        | Self::Entry(ino, _)
+        | Self::Head(ino)
+        | Self::Page(ino, _)) = self;
+        *ino
+    }
 }
 
 impl Cache {
+    /// Notes that a load was asked for.
+    pub(crate) fn begin_load(&mut self, key: &LoadKey) {
+        self.loading.insert(key.clone(), self.forgets);
+    }
+
+    /// Whether what a load has brought may be taken in. What was forgotten since it was asked for
+    /// may have been newer than what it read: then it has to be read again.
+    pub(crate) fn end_load(&mut self, key: &LoadKey) -> bool {
+        let Some(asked) = self.loading.remove(key) else {
+            return true;
+        };
+        let forgotten = self.forgotten.get(&key.ino());
+        let fresh = forgotten.is_none_or(|forgotten| *forgotten <= asked);
+        if self.loading.is_empty() {
+            self.forgotten.clear();
+        }
+        fresh
+    }
+
+    /// Notes that something of the inode (or of its entries) is forgotten: the store knows it.
+    pub(crate) fn forget(&mut self, ino: InodeId) {
+        if !self.loading.is_empty() {
+            self.forgets += 1;
+            self.forgotten.insert(ino, self.forgets);
+        }
+    }
+
+    /// Drops the marks of absent names when there are too many, but for those `keep` is true for.
+    pub(crate) fn drop_absent(&mut self, keep: impl Fn(InodeId, &EntryKey) -> bool) {
+        if self.absent <= ABSENT_MAX {
+            return;
+        }
+        self.absent = 0;
+        let mut changed = Vec::new();
+        for (dir, directory) in &mut self.dirs {
+            let before = directory.entries.len();
+            directory
+                .entries
+                .retain(|key, target| target.is_some() || keep(*dir, key));
+            if directory.entries.len() != before {
+                changed.push(*dir);
+            }
+        }
+        for dir in changed {
+            self.forget(dir);
+        }
+    }
+
     pub(crate) fn inode(&mut self, ino: InodeId) -> Option<&mut InodeSlot> {
         let slot = self.inodes.get_mut(&ino)?;
         slot.used = true;
@@ -203,7 +269,10 @@ impl Cache {
             Some(Stored::Remote(remote)) => {
                 Some(Target::Remote(InodeId(remote.ino), remote.r#type))
             }
-            None => None,
+            None => {
+                self.absent += 1;
+                None
+            }
         };
         directory.entries.insert(key, target);
     }
@@ -249,6 +318,8 @@ impl Cache {
         let Some(slot) = self.inodes.remove(&ino) else {
             return false;
         };
+        self.forget(ino);
+        self.forget(slot.parent);
         if let Some(parent) = self.dirs.get_mut(&slot.parent) {
             parent.entries.remove(&slot.key);
             parent.complete = false;
@@ -266,5 +337,7 @@ impl Cache {
     }
 }
 
+/// Names known to be absent that are kept, about.
+const ABSENT_MAX: usize = 100_000;
 /// Back-pointers kept at most.
 const BACK_POINTERS_MAX: usize = 10_000;

@@ -151,15 +151,22 @@ impl Core {
         }
     }
 
-    /// A name that is gone from the store needs no mark any more where all names are in memory.
+    /// What is gone from the store needs no mark in memory any more.
     pub(crate) fn forget_removed(&mut self, batch: &Batch) {
         for (dir, key) in batch.entries() {
             let Some(directory) = self.cache.dirs.get_mut(&dir) else {
                 continue;
             };
             let gone = directory.entries.get(key).is_some_and(Option::is_none);
-            if directory.complete && gone && !self.open.touches_entry(dir, key) {
+            if gone && !self.open.touches_entry(dir, key) {
                 directory.entries.remove(key);
+                self.cache.forget(dir);
+            }
+        }
+        for page in batch.pages() {
+            let empty = self.cache.pages.get(page).is_some_and(Vec::is_empty);
+            if empty && !self.cache.inodes.contains_key(&page.0) && !self.open.touches_page(page) {
+                self.cache.pages.remove(page);
             }
         }
     }

@@ -89,7 +89,7 @@ pub struct GroupChoice {
     /// For each class id: groups new chunks may go to.
     pub by_class: std::collections::BTreeMap<u32, Vec<GroupId>>,
     /// Classes whose groups take nothing because disks are full.
-    pub full: std::collections::BTreeSet<u32>,
+    pub full: BTreeSet<u32>,
     /// Epoch of every group.
     pub epochs: std::collections::BTreeMap<GroupId, Epoch>,
     /// Class of the root directory of a new cluster.

@@ -110,6 +110,8 @@ pub(crate) struct Wanted {
 #[derive(Debug, Default)]
 pub(crate) struct LeaseTable {
     by_inode: BTreeMap<InodeId, Box<Leases>>,
+    /// Where the search for leases to be asked back goes on.
+    room_hand: InodeId,
     /// Leases on entries given so far.
     given: u64,
     /// While a session of before a takeover is missing: below, an unknown writer may be about.
@@ -206,6 +208,42 @@ impl LeaseTable {
             None => leases.entries.push(EntriesHeld::new(session, given)),
         }
         true
+    }
+
+    /// Leases that only keep an inode in memory, to be asked back: up to `count`, each time the next
+    /// ones.
+    pub(crate) fn for_room(&mut self, count: usize) -> Vec<Wanted> {
+        let mut wanted = Vec::new();
+        if count == 0 {
+            return wanted;
+        }
+        let mut looked = 0;
+        let begin = self.room_hand;
+        let after = self.by_inode.range(begin..);
+        for (ino, leases) in after.chain(self.by_inode.range(..begin)) {
+            looked += 1;
+            if wanted.len() >= count || looked > ROOM_LOOK_MAX {
+                break;
+            }
+            self.room_hand = InodeId(ino.0 + 1);
+            let plain = leases.entries.is_empty()
+                && leases.data == Data::None
+                && leases.open.is_empty()
+                && leases.recalling == 0
+                && !leases.sealing
+                && !leases.trimming;
+            if plain {
+                wanted.extend(leases.attributes.iter().map(|session| Wanted {
+                    session: *session,
+                    recall: Recall {
+                        ino: ino.0,
+                        attributes: true,
+                        ..Recall::default()
+                    },
+                }));
+            }
+        }
+        wanted
     }
 
     /// What must be given back before attributes of `ino` change for `session`.
@@ -401,3 +439,5 @@ impl LeaseTable {
 
 /// Recalls of single names of a directory after which a holder that did not look again loses it.
 const NAME_RECALLS_MAX: u32 = 16;
+/// Inodes looked at in one search for leases to be asked back.
+const ROOM_LOOK_MAX: usize = 100_000;

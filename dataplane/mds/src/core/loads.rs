@@ -4,11 +4,15 @@ use hither_proto::ids::InodeId;
 use hither_proto::status::Status;
 
 use super::cache::{EntryKey, LoadKey, Loaded};
-use super::event::Refusal;
+use super::event::{Effect, Refusal};
 use super::run::{Blocker, Core};
 
 impl Core {
     pub(crate) fn loaded(&mut self, key: &LoadKey, loaded: Loaded) {
+        if !self.cache.end_load(key) && loaded != Loaded::Failed {
+            self.cache.begin_load(key);
+            return self.effects.push(Effect::Load(key.clone()));
+        }
         match (key, loaded) {
             (LoadKey::Entry(dir, entry), Loaded::Entry(dentry)) => {
                 self.cache.install(*dir, entry, dentry);

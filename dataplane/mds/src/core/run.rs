@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::Options;
 use super::batch::Batch;
-use super::cache::{Cache, LoadKey};
+use super::cache::{Cache, EntryKey, LoadKey};
 use super::event::{Answer, Counter, Effect, Event, GroupChoice, Refusal, SealChunk, Token};
 use super::ids::Numbers;
 use super::lease::{GivenName, LeaseTable, Wanted};
@@ -509,6 +509,7 @@ impl Core {
                 let blockers = keys.iter().cloned().map(Blocker::Load).collect();
                 for key in keys {
                     if !self.waiters.contains_key(&Blocker::Load(key.clone())) {
+                        self.cache.begin_load(&key);
                         self.effects.push(Effect::Load(key));
                     }
                 }
@@ -543,6 +544,34 @@ impl Core {
         }
     }
 
+    /// Drops what is too much in memory, and asks for leases back that keep it there.
+    fn make_room(&mut self) {
+        let in_batch = |dir: InodeId, key: &EntryKey| {
+            let flight = self.flight.as_ref();
+            self.open.touches_entry(dir, key) || flight.is_some_and(|b| b.touches_entry(dir, key))
+        };
+        let mut cache = std::mem::take(&mut self.cache);
+        cache.drop_absent(in_batch);
+        let max = self.options.cached_inodes_max;
+        let over = cache.inodes.len().saturating_sub(max);
+        if over > 0 {
+            cache.evict(over, |cache, ino| {
+                self.is_dirty(ino)
+                    || self.leases.holds_any(ino)
+                    || cache
+                        .inodes
+                        .get(&ino)
+                        .is_some_and(|slot| in_batch(slot.parent, &slot.key))
+            });
+        }
+        self.cache = cache;
+        let over = self.cache.inodes.len().saturating_sub(max);
+        let more = ROOM_RECALLS_MAX.saturating_sub(self.recalls.len());
+        for wanted in self.leases.for_room(over.min(more)) {
+            self.recall(wanted);
+        }
+    }
+
     pub(crate) fn tick(&mut self) {
         if self.pause_ends.is_some_and(|ends| ends <= self.now) {
             self.pause_ends = None;
@@ -551,26 +580,7 @@ impl Core {
         self.expire_sessions();
         self.look_after_recalls();
         self.advance_recovery();
-        let over = self
-            .cache
-            .inodes
-            .len()
-            .saturating_sub(self.options.cached_inodes_max);
-        if over > 0 {
-            let mut cache = std::mem::take(&mut self.cache);
-            cache.evict(over, |cache, ino| {
-                self.is_dirty(ino)
-                    || self.leases.holds_any(ino)
-                    || cache.inodes.get(&ino).is_some_and(|slot| {
-                        self.open.touches_entry(slot.parent, &slot.key)
-                            || self
-                                .flight
-                                .as_ref()
-                                .is_some_and(|b| b.touches_entry(slot.parent, &slot.key))
-                    })
-            });
-            self.cache = cache;
-        }
+        self.make_room();
         if let Some(expiry) = self.next_expiry() {
             self.effects
                 .push(Effect::WakeAt(expiry + Duration::from_millis(1)));
@@ -578,5 +588,7 @@ impl Core {
     }
 }
 
+/// Recalls under way up to which leases are asked back for room.
+const ROOM_RECALLS_MAX: usize = 1024;
 /// Pause before a task of the system tries a failing store again.
 const STORE_PAUSE: Duration = Duration::from_millis(500);

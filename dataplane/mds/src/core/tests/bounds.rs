@@ -347,3 +347,53 @@ fn an_exchange_respects_quotas() {
     world.ask(s, quota(dir, 1 << 20)).unwrap();
     world.ask(s, op).unwrap();
 }
+
+/// Leases kept every inode in memory, and nothing asked for them.
+#[test]
+fn leases_are_asked_back_for_room() {
+    let mut world = World::new();
+    let a = world.session("a");
+    for n in 0..1300 {
+        world.create(a, ROOT.0, &format!("f{n}"), FILE);
+    }
+    for _ in 0..10 {
+        world.settle();
+    }
+    let left = world.core.cached_inodes();
+    assert!(left <= 1000, "{left} inodes in memory");
+    assert!(world.lookup(a, ROOT.0, "f17").is_some());
+}
+
+/// A directory was being read while a file was removed from it: the removed name came back.
+#[test]
+fn a_load_that_was_overtaken_is_done_again() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    for name in ["f", "g"] {
+        world.create(a, ROOT.0, name, FILE);
+    }
+    world.crash();
+    world.come_back(a, vec![], vec![]);
+    world.come_back(b, vec![], vec![]);
+    world.lookup(a, ROOT.0, "f");
+    world.hold_loads = true;
+    let list = Op::Readdir(hither_proto::meta::Readdir {
+        dir: ROOT.0,
+        start: true,
+        limit: 10,
+        ..Default::default()
+    });
+    let listing = world.send(b, list);
+    assert_eq!(world.take(listing), None);
+    let read = world.held_loads.pop().unwrap();
+    world.hold_loads = false;
+    world
+        .ask(a, super::world::unlink(ROOT.0, "f", false))
+        .unwrap();
+    world.settle();
+    world.event(read);
+    world.settle();
+    let names: Vec<_> = world.result(listing).unwrap().entries;
+    let names: Vec<_> = names.iter().map(|entry| entry.name.clone()).collect();
+    assert_eq!(names, vec!["g"]);
+}

@@ -48,6 +48,9 @@ pub(super) struct World {
     pub(super) data_effects: VecDeque<Effect>,
     /// What the chunkservers will list as open when a session is fenced.
     pub(super) open_chunks: BTreeMap<SessionId, Vec<(InodeId, SealChunk)>>,
+    /// Loads that have been read and have not arrived.
+    pub(super) held_loads: Vec<Event>,
+    pub(super) hold_loads: bool,
     /// Bytes of the largest batch so far.
     pub(super) largest_commit: usize,
     /// So many of the next loads fail.
@@ -93,6 +96,8 @@ impl World {
             hold_data: false,
             data_effects: VecDeque::new(),
             open_chunks: BTreeMap::new(),
+            held_loads: Vec::new(),
+            hold_loads: false,
             largest_commit: 0,
             failing_loads: 0,
             stopped: false,
@@ -144,7 +149,12 @@ impl World {
                 } else {
                     self.load(&key)
                 };
-                return vec![Event::Loaded(key, Box::new(loaded))];
+                let event = Event::Loaded(key, Box::new(loaded));
+                if self.hold_loads {
+                    self.held_loads.push(event);
+                    return Vec::new();
+                }
+                return vec![event];
             }
             Effect::Commit(commit) => {
                 self.held_commits.push_back(commit);
