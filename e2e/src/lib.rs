@@ -345,9 +345,11 @@ impl Drop for Cluster {
                 }
             }
         }
+        // Mounts store what they have while their cluster is there.
+        wait_gone(self.dir.path(), |line| line.contains("hither mount "));
         let done = try_hither(&["playground", "down", "--dir", &self.play()]);
         self.disks.clear();
-        let left = wait_gone(self.dir.path());
+        let left = wait_gone(self.dir.path(), |_| true);
         for pid in left.iter().filter_map(|(pid, _)| *pid) {
             // It names the test's own directory: nobody else's.
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
@@ -364,11 +366,12 @@ impl Drop for Cluster {
     }
 }
 
-/// Waits until no process or mount names the directory; what is left after a while.
-fn wait_gone(dir: &Path) -> Vec<(Option<u32>, String)> {
+/// Waits until no process or mount of the kind names the directory; what is left after a while.
+fn wait_gone(dir: &Path, kind: impl Fn(&str) -> bool) -> Vec<(Option<u32>, String)> {
     let limit = Instant::now() + GONE_IN;
     loop {
-        let left = left_behind(&dir.display().to_string());
+        let mut left = left_behind(&dir.display().to_string());
+        left.retain(|(_, line)| kind(line));
         if left.is_empty() || Instant::now() >= limit {
             return left;
         }

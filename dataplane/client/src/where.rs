@@ -1,8 +1,11 @@
 //! Where a file is, in the order this mount would use, and why.
 
+use std::collections::BTreeMap;
+
 use hither_labels::{LabelSet, LocationView, effective_labels};
 use hither_proto::ids::{CHUNK_SIZE, GroupId, InodeId};
 use hither_proto::map::MemberState;
+use hither_proto::stored::ChunkRef;
 use serde::Serialize;
 
 use crate::client::Client;
@@ -49,40 +52,51 @@ pub struct ChunkPlace {
 }
 
 impl Client {
-    /// Where a file's chunks are.
+    /// Where a file's pieces from `first` on are, at most `limit` of them; none behind its end.
     ///
     /// # Errors
     /// What reading the references says.
-    pub async fn places(&self, ino: InodeId) -> Result<Vec<ChunkPlace>, FsError> {
+    pub async fn places(
+        &self,
+        ino: InodeId,
+        first: u32,
+        limit: u32,
+    ) -> Result<Vec<ChunkPlace>, FsError> {
         let inner = &self.inner;
         let file = inner.file(ino);
         let _held = inner.hold(&file, false, inner.deadline()).await?;
-        let tenure = file.data.lock().tenure;
-        let size = file.data.lock().size;
+        let (tenure, size) = {
+            let data = file.data.lock();
+            (data.tenure, data.size)
+        };
         let pieces = u32::try_from(size.div_ceil(CHUNK_SIZE)).unwrap_or(u32::MAX);
-        if pieces > 0 {
-            inner.need_refs(&file, tenure, 0, pieces - 1).await?;
+        let end = first.saturating_add(limit).min(pieces);
+        if first >= end {
+            return Ok(Vec::new());
         }
-        let refs: Vec<_> = file.data.lock().refs.values().copied().collect();
-        Ok((0..pieces)
-            .map(
-                |index| match refs.iter().find(|chunk| chunk.index == index) {
-                    Some(chunk) => ChunkPlace {
-                        index,
-                        chunk: chunk.chunk,
-                        group: chunk.group,
-                        epoch: self.map().epoch(GroupId(chunk.group)).unwrap_or_default().0,
-                        servers: self.server_places(GroupId(chunk.group)),
-                    },
-                    None => ChunkPlace {
-                        index,
-                        chunk: 0,
-                        group: 0,
-                        epoch: 0,
-                        servers: Vec::new(),
-                    },
+        inner.need_refs(&file, tenure, first, end - 1).await?;
+        let refs: BTreeMap<u32, ChunkRef> = {
+            let data = file.data.lock();
+            let known = data.refs.range(first..end);
+            known.map(|(index, chunk)| (*index, *chunk)).collect()
+        };
+        Ok((first..end)
+            .map(|index| match refs.get(&index) {
+                Some(chunk) => ChunkPlace {
+                    index,
+                    chunk: chunk.chunk,
+                    group: chunk.group,
+                    epoch: self.map().epoch(GroupId(chunk.group)).unwrap_or_default().0,
+                    servers: self.server_places(GroupId(chunk.group)),
                 },
-            )
+                None => ChunkPlace {
+                    index,
+                    chunk: 0,
+                    group: 0,
+                    epoch: 0,
+                    servers: Vec::new(),
+                },
+            })
             .collect())
     }
 

@@ -59,8 +59,15 @@ struct Traffic {
 
 /// `hither where`.
 pub(crate) fn places(path: &Path, output: Output) -> anyhow::Result<()> {
-    let text = attribute(path, "hither.where")?;
-    let chunks: Vec<Chunk> = serde_json::from_str(&text).context("read the mount's answer")?;
+    let mut chunks: Vec<Chunk> = Vec::new();
+    loop {
+        let text = attribute(path, &format!("hither.where.{}", chunks.len()))?;
+        let more: Vec<Chunk> = serde_json::from_str(&text).context("read the mount's answer")?;
+        if more.is_empty() {
+            break;
+        }
+        chunks.extend(more);
+    }
     output.print(&chunks, |chunks| {
         let mut rows = Vec::new();
         for chunk in chunks {

@@ -33,7 +33,16 @@ impl Server {
         };
         let text = |text: String| Ok(Answer::Xattr(text.into()));
         match name {
-            b"where" => json(serde_json::to_vec(&self.client.places(ino).await?)),
+            b"where" => json(serde_json::to_vec(
+                &self.client.places(ino, 0, PLACES).await?,
+            )),
+            [b'w', b'h', b'e', b'r', b'e', b'.', first @ ..] => {
+                let first = std::str::from_utf8(first).ok().and_then(|n| n.parse().ok());
+                let first = first.ok_or(Errno::ENODATA)?;
+                json(serde_json::to_vec(
+                    &self.client.places(ino, first, PLACES).await?,
+                ))
+            }
             b"locality" => json(serde_json::to_vec(&self.client.locality())),
             b"managers" => text(self.client.config().managers.join(",")),
             b"class" => {
@@ -131,3 +140,6 @@ impl Server {
 fn is_unsupported(name: &[u8]) -> bool {
     name.starts_with(b"system.posix_acl_")
 }
+
+/// Pieces of a file described in one attribute: what the kernel passes is bounded.
+const PLACES: u32 = 32;
