@@ -16,18 +16,23 @@ demo: setup
 check: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy -p hither -p hither-metastore --all-targets --features etcd -- -D warnings
+	cargo clippy -p hither-e2e --all-targets --features live -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
 test: setup
 	cargo test --workspace --quiet
+	cargo test -p hither-metastore --features etcd --quiet
 	e2e/run.sh
 
 bench: setup
 	cargo build --release --bin hither
 	bench/run.sh "$(CARGO_TARGET_DIR)/release/hither"
 
+# make build FEATURES=etcd: with the etcd backend of the metadata store (needs protoc).
+FEATURES ?=
 build:
-	cargo build --release --bin hither
+	cargo build --release --bin hither --features "$(FEATURES)"
 
 PREFIX ?= /usr/local
 install: build

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Tests on real clusters and mounts. Builds the binary under test and installs the suites first.
+# Tests on real clusters and mounts. Builds the binary under test (with etcd: that needs protoc, and
+# the tests need etcd; scripts/setup.sh installs both) and installs the suites first.
 # Arguments go to cargo test, for example: e2e/run.sh --test faults
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
-cargo build --quiet --bin hither
+cargo build --quiet --bin hither --features etcd
 export HITHER_BIN="$target/debug/hither"
 export PJDFSTEST_BIN="$target/tools/bin/pjdfstest"
 if [ ! -x "$PJDFSTEST_BIN" ]; then

@@ -10,6 +10,9 @@ need nft nftables
 need ip iproute2
 need setfattr attr
 need python3 python3
+need etcd etcd-server
+need protoc protobuf-compiler
+[ -e /usr/include/google/protobuf/descriptor.proto ] || missing+=(libprotobuf-dev)
 if [ "${#missing[@]}" -gt 0 ]; then
     echo "installing: ${missing[*]}"
     sudo=""; [ "$(id -u)" -eq 0 ] || sudo=sudo

@@ -9,11 +9,43 @@
     reason = "tests of real processes measure real time"
 )]
 
+mod disk;
+pub mod load;
+mod network;
+mod setup;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+pub use disk::SmallDisk;
+use network::as_group;
+pub use network::{Ends, Network};
+pub use setup::Setup;
+
+/// Where a cluster keeps its metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    /// In the one process that is manager and metadata server too.
+    Embedded,
+    /// In etcd; two managers and two metadata servers are processes of their own.
+    Etcd,
+}
+
+/// What a process of a cluster does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// A chunkserver.
+    Chunkserver,
+    /// The manager that leads.
+    Manager,
+    /// The metadata server that has the rank.
+    Mds,
+    /// The metadata store, where it is a process of its own.
+    Store,
+}
 
 /// A playground with its mounts.
 #[derive(Debug)]
@@ -22,6 +54,10 @@ pub struct Cluster {
     /// Address of the manager.
     pub address: String,
     mounts: Vec<PathBuf>,
+    /// Small disks of chunkservers, by name.
+    disks: Vec<(String, SmallDisk)>,
+    /// The network of the cluster and its mounts, if it is not everybody's.
+    network: Option<Network>,
 }
 
 impl Cluster {
@@ -31,33 +67,42 @@ impl Cluster {
     /// When it does not start: that is the test's failure.
     #[must_use]
     pub fn up(zones: &str, per_zone: u32, more: &[&str]) -> Self {
-        let dir = tempfile::Builder::new()
-            .prefix("hither-e2e-")
-            .tempdir()
-            .expect("a directory");
-        let mut cluster = Self {
-            dir,
-            address: String::new(),
-            mounts: Vec::new(),
+        Setup::new(zones, per_zone).with(more).up()
+    }
+
+    /// Starts a cluster of these zones on a store.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn on(store: Store, zones: &str, per_zone: u32) -> Self {
+        Setup::new(zones, per_zone).store(store).up()
+    }
+
+    /// Name of the process that has a role now.
+    ///
+    /// # Panics
+    /// When nobody has it within a while.
+    #[must_use]
+    pub fn name_of(&self, role: Role) -> String {
+        let of_status = |field: &dyn Fn(&Value) -> Option<String>| {
+            let mut found = None;
+            eventually(Duration::from_secs(30), "the role is taken", || {
+                let address = self.try_admin(&["status"]).and_then(|s| field(&s));
+                found = address.filter(|a| self.processes().iter().any(|p| p["address"] == *a));
+                found.is_some()
+            });
+            self.name_at(&found.unwrap_or_default())
         };
-        let play = cluster.play();
-        let per_zone = per_zone.to_string();
-        let mut args = vec![
-            "playground",
-            "up",
-            "--dir",
-            &play,
-            "--zones",
-            zones,
-            "--chunkservers-per-zone",
-            &per_zone,
-        ];
-        args.extend_from_slice(more);
-        hither(&args);
-        let text = std::fs::read_to_string(Path::new(&play).join("playground.json"));
-        let state: Value = serde_json::from_str(&text.expect("a state file")).expect("JSON");
-        cluster.address = state["cluster"].as_str().expect("an address").to_owned();
-        cluster
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let embedded = self.processes().iter().all(|p| p["name"] != "etcd");
+        match role {
+            Role::Chunkserver => "cs-a1".into(),
+            Role::Store | Role::Mds | Role::Manager if embedded => "manager".into(),
+            Role::Store => "etcd".into(),
+            Role::Manager => of_status(&|s| text(&s["leader"])),
+            Role::Mds => of_status(&|s| text(&s["ranks"][0]["address"])),
+        }
     }
 
     fn play(&self) -> String {
@@ -75,11 +120,21 @@ impl Cluster {
     /// # Panics
     /// When it cannot be mounted.
     pub fn mount(&mut self, name: &str, options: &str) -> PathBuf {
+        self.mount_as(name, options, None)
+    }
+
+    /// The same, by a process with a group id of its own, which [`Network::cut`] can tell from
+    /// others.
+    ///
+    /// # Panics
+    /// When it cannot be mounted.
+    pub fn mount_as(&mut self, name: &str, options: &str, group: Option<u32>) -> PathBuf {
         let at = self.dir.path().join(name);
         std::fs::create_dir_all(&at).expect("a mount point");
         let log = self.dir.path().join(format!("{name}.log"));
         let (log, target) = (log.display().to_string(), at.display().to_string());
-        hither(&[
+        let mut command = self.command(group);
+        command.args([
             "mount",
             &self.address,
             &target,
@@ -88,8 +143,85 @@ impl Cluster {
             "-o",
             options,
         ]);
+        run(&mut command);
         self.mounts.push(at.clone());
         at
+    }
+
+    /// The binary under test in the cluster's network.
+    fn command(&self, group: Option<u32>) -> Command {
+        let mut words: Vec<String> = Vec::new();
+        words.extend(self.network.iter().flat_map(Network::enter));
+        if let Some(group) = group {
+            words.extend(as_group(group));
+        }
+        words.push(binary());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command
+    }
+
+    fn hither(&self, args: &[&str]) -> String {
+        run(self.command(None).args(args))
+    }
+
+    /// The cluster's own network.
+    ///
+    /// # Panics
+    /// When it has none.
+    #[must_use]
+    pub fn network(&self) -> &Network {
+        self.network.as_ref().expect("a network of its own")
+    }
+
+    /// The small disk of a chunkserver.
+    ///
+    /// # Panics
+    /// When it has none.
+    #[must_use]
+    pub fn disk(&self, name: &str) -> &SmallDisk {
+        let found = self.disks.iter().find(|(of, _)| of == name);
+        &found.expect("a small disk").1
+    }
+
+    /// Directory in which a chunkserver keeps its copies.
+    #[must_use]
+    pub fn disk_dir(&self, name: &str) -> PathBuf {
+        Path::new(&self.play()).join(name)
+    }
+
+    /// Starts a process anew with a group id of its own.
+    ///
+    /// # Panics
+    /// When it does not end or start.
+    pub fn regroup(&self, name: &str, group: u32) {
+        self.playground("kill", name);
+        let file = Path::new(&self.play()).join("playground.json");
+        let text = std::fs::read_to_string(&file).expect("a state file");
+        let mut state: Value = serde_json::from_str(&text).expect("JSON");
+        let processes = state["processes"].as_array_mut().expect("processes");
+        for process in processes.iter_mut().filter(|p| p["name"] == name) {
+            let mut words = as_group(group);
+            words.push(binary());
+            process["program"] = words.remove(0).into();
+            let args = process["args"].as_array().cloned().unwrap_or_default();
+            let all = words.into_iter().map(Value::from).chain(args);
+            process["args"] = all.collect();
+        }
+        std::fs::write(&file, state.to_string()).expect("the state file is written");
+        self.playground("start", name);
+    }
+
+    /// Address of a process of the playground.
+    ///
+    /// # Panics
+    /// When there is none of that name.
+    #[must_use]
+    pub fn address_of(&self, name: &str) -> String {
+        let all = self.processes();
+        let found = all.iter().find(|p| p["name"] == name);
+        let address = found.and_then(|p| p["address"].as_str());
+        address.expect("a process of that name").to_owned()
     }
 
     /// Unmounts.
@@ -103,7 +235,7 @@ impl Cluster {
 
     /// A verb of the playground on a process or zone: kill, pause, resume, start.
     pub fn playground(&self, verb: &str, name: &str) {
-        hither(&["playground", verb, name, "--dir", &self.play()]);
+        self.hither(&["playground", verb, name, "--dir", &self.play()]);
     }
 
     /// An administrative command with JSON output.
@@ -111,13 +243,61 @@ impl Cluster {
     pub fn admin(&self, args: &[&str]) -> Value {
         let mut all = vec!["--json", "--cluster", self.address.as_str()];
         all.extend_from_slice(args);
-        serde_json::from_str(&hither(&all)).expect("JSON")
+        serde_json::from_str(&self.hither(&all)).expect("JSON")
+    }
+
+    /// The same, if the cluster answers now.
+    #[must_use]
+    pub fn try_admin(&self, args: &[&str]) -> Option<Value> {
+        let mut all = vec!["--json", "--cluster", self.address.as_str()];
+        all.extend_from_slice(args);
+        let output = self.command(None).args(&all).output().ok()?;
+        let text = output.status.success().then_some(output.stdout)?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// What an administrative command says when it fails; empty when it does not.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    #[must_use]
+    pub fn complaint(&self, args: &[&str]) -> String {
+        let mut command = self.command(None);
+        command.args(["--cluster", &self.address]).args(args);
+        let output = command.output().expect("the binary runs");
+        if output.status.success() {
+            return String::new();
+        }
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// Asks a process of the playground to end and waits until it has.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn end(&self, name: &str) {
+        let all = self.processes();
+        let found = all.iter().find(|p| p["name"] == name);
+        let pid = found.and_then(|p| p["pid"].as_u64()).unwrap_or_default();
+        run(Command::new("kill").args(["-TERM", &pid.to_string()]));
+        eventually(GONE_IN, "the process ends by itself", || {
+            self.state_of(name) == "ended"
+        });
+    }
+
+    /// Whether a process of the playground runs (or is paused), `ended` or not.
+    #[must_use]
+    pub fn state_of(&self, name: &str) -> String {
+        let all = self.processes();
+        let found = all.iter().find(|p| p["name"] == name);
+        let state = found.and_then(|p| p["state"].as_str());
+        state.unwrap_or("unknown").to_owned()
     }
 
     /// Processes of the playground.
     #[must_use]
     pub fn processes(&self) -> Vec<Value> {
-        let text = hither(&["playground", "status", "--dir", &self.play(), "--json"]);
+        let text = self.hither(&["playground", "status", "--dir", &self.play(), "--json"]);
         serde_json::from_str(&text).expect("JSON")
     }
 
@@ -141,8 +321,9 @@ impl Cluster {
     /// When they do not become whole in time.
     pub fn wait_whole(&self) {
         eventually(Duration::from_secs(90), "all groups are whole", || {
-            let groups = &self.admin(&["status"])["groups"];
-            groups["whole"] == groups["total"]
+            let status = self.try_admin(&["status"]).unwrap_or_default();
+            let groups = &status["groups"];
+            groups["whole"].is_number() && groups["whole"] == groups["total"]
         });
     }
 }
@@ -165,12 +346,60 @@ impl Drop for Cluster {
             }
         }
         let done = try_hither(&["playground", "down", "--dir", &self.play()]);
-        assert!(
-            failing || done.status.success(),
-            "the playground does not end"
-        );
+        self.disks.clear();
+        let left = wait_gone(self.dir.path());
+        for pid in left.iter().filter_map(|(pid, _)| *pid) {
+            // It names the test's own directory: nobody else's.
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
+        }
+        if !failing {
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert!(done.status.success(), "the playground does not end: {said}");
+            assert!(
+                !said.contains("killing"),
+                "not all ended by themselves: {said}"
+            );
+            assert!(left.is_empty(), "left behind: {left:?}");
+        }
     }
 }
+
+/// Waits until no process or mount names the directory; what is left after a while.
+fn wait_gone(dir: &Path) -> Vec<(Option<u32>, String)> {
+    let limit = Instant::now() + GONE_IN;
+    loop {
+        let left = left_behind(&dir.display().to_string());
+        if left.is_empty() || Instant::now() >= limit {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Processes (with their ids) and mounts that name a directory.
+fn left_behind(dir: &str) -> Vec<(Option<u32>, String)> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mut left: Vec<(Option<u32>, String)> = mounts
+        .lines()
+        .filter(|line| line.contains(dir))
+        .map(|line| (None, line.to_owned()))
+        .collect();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    for entry in processes {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
+            continue;
+        };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if pid != std::process::id() && line.contains(dir) {
+            left.push((Some(pid), line));
+        }
+    }
+    left
+}
+
+/// Time for what was told to end.
+const GONE_IN: Duration = Duration::from_secs(15);
 
 fn logs(dir: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
@@ -205,12 +434,15 @@ pub fn hither(args: &[&str]) -> String {
 /// When there is none.
 #[must_use]
 pub fn try_hither(args: &[&str]) -> Output {
-    let binary = std::env::var("HITHER_BIN")
-        .expect("HITHER_BIN names the binary under test: run these tests with e2e/run.sh");
-    Command::new(binary)
+    Command::new(binary())
         .args(args)
         .output()
         .expect("the binary runs")
+}
+
+fn binary() -> String {
+    std::env::var("HITHER_BIN")
+        .expect("HITHER_BIN names the binary under test: run these tests with e2e/run.sh")
 }
 
 /// Runs a command to its end.

@@ -8,127 +8,217 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use hither_e2e::{Cluster, eventually, pattern};
+use hither_e2e::load::{Early, under_load};
+use hither_e2e::{Cluster, Role, Store, eventually, pattern};
+use hither_net::{Identity, NetError, NoHandler, Reply, connect};
+use hither_proto::common::{Empty, Role as NetRole};
+use hither_proto::kind::Kind;
+use hither_proto::status::Status;
 
-/// Writes files, fsyncs and reads them back until told to stop; each is verified.
-fn load(mount: &Path, worker: u64, stop: &AtomicBool, done: &AtomicU64) {
-    let base = mount.join(format!("w{worker}"));
-    fs::create_dir_all(&base).unwrap();
-    let mut n = 0u64;
-    while !stop.load(Ordering::Relaxed) {
-        let path = base.join(format!("f{}", n % 40));
-        let size = 500 + usize::try_from(n * 7919 % 200_000).unwrap();
-        let id = worker << 32 | n;
-        let mut file = fs::File::create(&path).unwrap();
-        file.write_all(&pattern(id, 0, size)).unwrap();
-        file.sync_all().unwrap();
-        drop(file);
-        assert!(
-            fs::read(&path).unwrap() == pattern(id, 0, size),
-            "{} differs",
-            path.display()
-        );
-        n += 1;
-        done.fetch_add(1, Ordering::Relaxed);
+/// What happens to a process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Killed,
+    Hangs,
+    /// It is asked to end, and is started again.
+    Ends,
+}
+
+impl Fault {
+    fn begin(self, cluster: &Cluster, name: &str) {
+        match self {
+            Self::Killed => cluster.playground("kill", name),
+            Self::Hangs => cluster.playground("pause", name),
+            Self::Ends => cluster.end(name),
+        }
+    }
+
+    fn end(self, cluster: &Cluster, name: &str) {
+        let verb = match self {
+            Self::Killed | Self::Ends => "start",
+            Self::Hangs => "resume",
+        };
+        cluster.playground(verb, name);
     }
 }
 
-/// Runs the load on all mounts while `fault` happens; checks that it goes on afterwards.
-fn under_load(mounts: &[PathBuf], fault: impl FnOnce(&dyn Fn(u64))) {
-    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = mounts
-            .iter()
-            .zip(1u64..)
-            .map(|(mount, n)| {
-                let (stop, done) = (&stop, &done);
-                scope.spawn(move || load(mount, n, stop, done))
-            })
-            .collect();
-        let more = |count: u64| {
-            let from = done.load(Ordering::Relaxed);
-            eventually(Duration::from_secs(60), "the load goes on", || {
-                done.load(Ordering::Relaxed) >= from + count
-                    || workers
-                        .iter()
-                        .any(std::thread::ScopedJoinHandle::is_finished)
+/// One test for each row.
+macro_rules! rows {
+    ($($name:ident: $store:ident $role:ident $fault:ident;)*) => {
+        $(#[test] fn $name() { a_process_fails(Store::$store, Role::$role, Fault::$fault); })*
+    };
+}
+
+rows! {
+    embedded_chunkserver_is_killed: Embedded Chunkserver Killed;
+    embedded_chunkserver_hangs: Embedded Chunkserver Hangs;
+    embedded_manager_and_rank_are_killed: Embedded Manager Killed;
+    embedded_manager_and_rank_hang: Embedded Manager Hangs;
+    embedded_manager_and_rank_are_restarted: Embedded Manager Ends;
+    etcd_chunkserver_is_killed: Etcd Chunkserver Killed;
+    etcd_chunkserver_hangs: Etcd Chunkserver Hangs;
+    etcd_leading_manager_is_killed: Etcd Manager Killed;
+    etcd_leading_manager_hangs: Etcd Manager Hangs;
+    etcd_metadata_server_is_killed: Etcd Mds Killed;
+    etcd_leading_manager_is_restarted: Etcd Manager Ends;
+    etcd_metadata_server_hangs: Etcd Mds Hangs;
+    etcd_metadata_server_is_restarted: Etcd Mds Ends;
+    etcd_itself_is_killed: Etcd Store Killed;
+    etcd_itself_hangs: Etcd Store Hangs;
+}
+
+/// The load goes on while the process is away where another can stand in for it, and in any case
+/// once it is back; what was answered early is kept; a process that was overtaken stays so.
+fn a_process_fails(store: Store, role: Role, fault: Fault) {
+    let mut cluster = Cluster::on(store, "a,b", 1);
+    let mounts: Vec<PathBuf> = ["a", "b"]
+        .iter()
+        .map(|zone| cluster.mount(zone, &format!("preflabels=zone={zone}")))
+        .collect();
+    let stands_by = store == Store::Etcd && matches!(role, Role::Manager | Role::Mds);
+    under_load(&mounts, |more| {
+        let victim = cluster.name_of(role);
+        let early = Early::write(&mounts[0], "early");
+        fault.begin(&cluster, &victim);
+        let begun = Instant::now();
+        if role == Role::Mds {
+            fs::create_dir(mounts[0].join("first")).unwrap();
+            let waited = begun.elapsed();
+            println!("first answer after {waited:?}");
+            let limit = match fault {
+                Fault::Killed | Fault::Ends => FIRST_ANSWER_IN,
+                // Its clients cannot know by their connections: they wait for the map.
+                Fault::Hangs => FIRST_ANSWER_IN * 2,
+            };
+            assert!(waited < limit, "first answer after {waited:?}");
+        }
+        if stands_by || role == Role::Chunkserver {
+            more(40);
+        } else if role == Role::Store && fault == Fault::Killed {
+            // The cluster says what it waits for.
+            let said = "the metadata store does not answer";
+            eventually(Duration::from_secs(25), said, || {
+                cluster.complaint(&["status"]).contains(said)
             });
+        } else if fault == Fault::Hangs {
+            // Longer than the cluster's own patience with servers and requests.
+            std::thread::sleep(HANGS_FOR);
+        }
+        if stands_by {
+            assert_ne!(cluster.name_of(role), victim, "another one has taken over");
+        }
+        // What a hanging server is asked now it finds when it wakes up and does not know yet.
+        let asked =
+            (fault == Fault::Hangs && stands_by).then(|| Asked::of(&cluster, &victim, role));
+        fault.end(&cluster, &victim);
+        if let Some(asked) = asked {
+            asked.must_be_refused();
+        }
+        more(40);
+        early.verify(&mounts[1]);
+        if stands_by {
+            assert_ne!(cluster.name_of(role), victim, "and keeps what it has");
+            assert_eq!(cluster.state_of(&victim), "running", "it stands by");
+            // The one that was overtaken can take over in turn.
+            let early = Early::write(&mounts[1], "again");
+            let second = cluster.name_of(role);
+            fault.begin(&cluster, &second);
+            more(20);
+            early.verify(&mounts[0]);
+            assert_eq!(cluster.name_of(role), victim, "and back");
+            fault.end(&cluster, &second);
+        }
+    });
+    cluster.wait_whole();
+}
+
+/// A question that waits in the socket of a server which has been overtaken.
+struct Asked(JoinHandle<Result<Reply, NetError>>);
+
+impl Asked {
+    fn of(cluster: &Cluster, name: &str, role: Role) -> Self {
+        let address = cluster.address_of(name);
+        // Listed from memory, without a look at the store: a wrong answer would be easy.
+        let kind = if role == Role::Mds {
+            Kind::SESSION_LIST
+        } else {
+            Kind::CLUSTER_STATUS
         };
-        more(20);
-        fault(&more);
-        stop.store(true, Ordering::Relaxed);
-        for worker in workers {
-            worker.join().unwrap();
-        }
-    });
-}
+        Self(std::thread::spawn(move || ask(&address, kind)))
+    }
 
-#[test]
-fn a_chunkserver_is_killed_and_comes_back() {
-    let mut cluster = Cluster::up("a,b,c", 1, &[]);
-    let mounts: Vec<PathBuf> = ["a", "b", "c"]
-        .iter()
-        .map(|zone| cluster.mount(zone, &format!("preflabels=zone={zone}")))
-        .collect();
-    under_load(&mounts, |more| {
-        cluster.playground("kill", "cs-b1");
-        more(60);
-        cluster.playground("start", "cs-b1");
-        cluster.wait_whole();
-        more(60);
-    });
-}
-
-#[test]
-fn a_chunkserver_hangs_and_goes_on() {
-    let mut cluster = Cluster::up("a,b", 1, &[]);
-    let mounts: Vec<PathBuf> = ["a", "b"]
-        .iter()
-        .map(|zone| cluster.mount(zone, &format!("preflabels=zone={zone}")))
-        .collect();
-    under_load(&mounts, |more| {
-        cluster.playground("pause", "cs-a1");
-        more(40);
-        cluster.playground("resume", "cs-a1");
-        cluster.wait_whole();
-        more(40);
-    });
-}
-
-/// The process that carries the store, the manager and the metadata rank dies: mounts go on, and
-/// changes that were answered early are kept.
-#[test]
-fn the_manager_is_killed_and_comes_back() {
-    let mut cluster = Cluster::up("a,b", 1, &[]);
-    let mounts: Vec<PathBuf> = ["a", "b"]
-        .iter()
-        .map(|zone| cluster.mount(zone, &format!("preflabels=zone={zone}")))
-        .collect();
-    under_load(&mounts, |more| {
-        for n in 0..3 {
-            // Answered early, and not yet in the store when the process dies.
-            for k in 0..50 {
-                fs::write(mounts[0].join(format!("early-{n}-{k}")), pattern(k, 0, 100)).unwrap();
+    fn must_be_refused(self) {
+        match self.0.join().unwrap() {
+            Ok(_) => panic!("an overtaken server answers as if it were not"),
+            Err(NetError::Refused { status, .. }) => {
+                let plain = [Status::RETRY, Status::NOT_LEADER];
+                assert!(plain.contains(&status), "{status}");
             }
-            cluster.playground("kill", "manager");
-            cluster.playground("start", "manager");
-            more(30);
-            for k in 0..50 {
-                let seen = fs::read(mounts[1].join(format!("early-{n}-{k}"))).unwrap();
-                assert!(seen == pattern(k, 0, 100));
-            }
+            // It has closed its connections: as good.
+            Err(_) => {}
         }
-    });
+    }
+}
+
+fn ask(address: &str, kind: Kind) -> Result<Reply, NetError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let identity = Identity {
+        role: NetRole::Admin,
+        boot_id: 1,
+        ..Identity::default()
+    };
+    runtime.block_on(async {
+        let patience = Duration::from_secs(20);
+        let connection = connect(address, &identity, Arc::new(NoHandler), patience).await?;
+        connection.call(kind, &Empty {}, &[], patience).await
+    })
+}
+
+/// One test for each store.
+macro_rules! on_both_stores {
+    ($($name:ident: $embedded:ident $etcd:ident;)*) => {
+        $(#[test] fn $embedded() { $name(Store::Embedded); }
+          #[test] fn $etcd() { $name(Store::Etcd); })*
+    };
+}
+
+on_both_stores! {
+    what_fsync_answered_survives_the_death_of_every_process:
+        embedded_all_processes_die etcd_all_processes_die;
+    a_dead_cluster_gives_errors_in_time_and_can_be_unmounted:
+        embedded_cluster_is_dead etcd_cluster_is_dead;
+}
+
+fn names(cluster: &Cluster) -> Vec<String> {
+    let all = cluster.processes();
+    all.iter()
+        .map(|p| p["name"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn kill_all(cluster: &Cluster) {
+    for name in names(cluster).iter().rev() {
+        cluster.playground("kill", name);
+    }
+}
+
+fn start_all(cluster: &Cluster) {
+    for name in names(cluster) {
+        cluster.playground("start", &name);
+    }
 }
 
 /// Everything is killed at once; what fsync answered is there afterwards.
-#[test]
-fn what_fsync_answered_survives_the_death_of_every_process() {
-    let mut cluster = Cluster::up("a,b", 1, &[]);
+fn what_fsync_answered_survives_the_death_of_every_process(store: Store) {
+    let mut cluster = Cluster::on(store, "a,b", 1);
     let at = cluster.mount("m", "preflabels=zone=a,timeout=60s");
     for n in 0..50u64 {
         let mut file = fs::File::create(at.join(format!("f{n}"))).unwrap();
@@ -136,12 +226,8 @@ fn what_fsync_answered_survives_the_death_of_every_process() {
             .unwrap();
         file.sync_all().unwrap();
     }
-    for name in ["cs-a1", "cs-b1", "manager"] {
-        cluster.playground("kill", name);
-    }
-    for name in ["manager", "cs-a1", "cs-b1"] {
-        cluster.playground("start", name);
-    }
+    kill_all(&cluster);
+    start_all(&cluster);
     let other = cluster.mount("other", "preflabels=zone=b,timeout=60s");
     for n in 0..50u64 {
         let expected = pattern(n, 0, 10_000 + usize::try_from(n).unwrap() * 3000);
@@ -154,29 +240,27 @@ fn what_fsync_answered_survives_the_death_of_every_process() {
 
 /// A cluster that is gone: operations fail after the configured time, and the mount can always be
 /// taken away; a cluster that comes back is used again.
-#[test]
-fn a_dead_cluster_gives_errors_in_time_and_can_be_unmounted() {
-    let mut cluster = Cluster::up("a", 1, &[]);
+fn a_dead_cluster_gives_errors_in_time_and_can_be_unmounted(store: Store) {
+    let mut cluster = Cluster::on(store, "a", 1);
     let at = cluster.mount("m", "timeout=2s");
     // Not synced: its mount still has it when the servers have lost it.
     fs::write(at.join("f"), pattern(1, 0, 1000)).unwrap();
-    for name in ["manager", "cs-a1"] {
-        cluster.playground("kill", name);
-    }
+    kill_all(&cluster);
     let error = fs::create_dir(at.join("d")).unwrap_err();
     assert_eq!(
         error.raw_os_error(),
         Some(rustix::io::Errno::TIMEDOUT.raw_os_error())
     );
-    for name in ["manager", "cs-a1"] {
-        cluster.playground("start", name);
-    }
+    start_all(&cluster);
     eventually(Duration::from_secs(30), "the mount works again", || {
         fs::create_dir(at.join("d2")).is_ok()
     });
     assert!(fs::read(at.join("f")).unwrap() == pattern(1, 0, 1000));
-    for name in ["manager", "cs-a1"] {
-        cluster.playground("kill", name);
-    }
+    kill_all(&cluster);
     cluster.unmount(&at);
 }
+
+/// A rank is served again this soon after the death of its server.
+const FIRST_ANSWER_IN: Duration = Duration::from_secs(5);
+/// How long a process without a stand-in hangs.
+const HANGS_FOR: Duration = Duration::from_secs(6);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hither_chunkstore::Store;
 use hither_managerlink::ManagerLink;
 use hither_net::NetError;
 use hither_proto::ids::{BootId, ChunkserverId};
@@ -22,59 +21,36 @@ pub(crate) struct Description<'a> {
     pub(crate) address: &'a str,
     pub(crate) boot: BootId,
     pub(crate) server: ChunkserverId,
+    pub(crate) disks: Vec<ShownDisk>,
 }
 
 impl Description<'_> {
-    fn of(&self, store: &Store) -> Chunkserver {
+    fn shown(self) -> Chunkserver {
         Chunkserver {
             id: self.server.0,
             addresses: vec![self.address.to_owned()],
             zone: self.config.zone.clone(),
             region: self.config.region.clone(),
             node: self.config.node.clone(),
-            labels: self.labels.clone(),
+            labels: self.labels,
             state: ServerState::Up.into(),
-            disks: disks_of(store),
+            disks: self.disks,
             boot_id: self.boot.0,
         }
     }
 }
 
-fn disks_of(store: &Store) -> Vec<ShownDisk> {
-    let open = store.disks().map(|disk| {
-        let space = disk.space().ok();
-        ShownDisk {
-            index: u32::from(disk.index().0),
-            total_bytes: space.map_or(0, |space| space.total_bytes),
-            free_bytes: space.map_or(0, |space| space.free_bytes),
-            failed: disk.failure().is_some(),
-            full: disk.is_full().unwrap_or(true),
-        }
-    });
-    let absent = store.states().into_iter().filter_map(|state| {
-        let index = state.index.filter(|index| store.disk(*index).is_none())?;
-        Some(ShownDisk {
-            index: u32::from(index.0),
-            failed: true,
-            full: true,
-            ..ShownDisk::default()
-        })
-    });
-    open.chain(absent).collect()
-}
-
 /// Sends one heartbeat.
 pub(crate) async fn beat(
     link: &ManagerLink,
-    store: &Store,
-    description: &Description<'_>,
+    description: Description<'_>,
     reports: Vec<MemberReport>,
     load: u32,
     timeout: Duration,
 ) -> Result<HeartbeatReply, NetError> {
     let heartbeat = Heartbeat {
         server: description.server.0,
-        description: Some(description.of(store)),
+        description: Some(description.shown()),
         reports,
         load,
         map_version: link.map().version().0,
@@ -103,18 +79,22 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                 disk: u32::from(mandate.disk.0),
                 caught_up: true,
             });
+        let disks = inner
+            .probes
+            .describe(&inner.store, inner.config.floor_bytes)
+            .await;
         let description = Description {
             config: &inner.config,
             labels: inner.labels.read().clone(),
             address: &inner.address,
             boot: inner.boot,
             server: inner.me,
+            disks,
         };
         let load = u32::try_from(inner.admission.requests()).unwrap_or(u32::MAX);
         let sent = beat(
             &inner.link,
-            &inner.store,
-            &description,
+            description,
             reports.collect(),
             load,
             BEAT_TIMEOUT,

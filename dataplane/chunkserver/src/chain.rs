@@ -7,12 +7,15 @@ use bytes::Bytes;
 use hither_chunkstore::{Error, WriteOp};
 use hither_net::{NetError, Reply};
 use hither_proto::chunk::{Ack, Applied, Flush, Hop, Target, Write};
-use hither_proto::ids::{ChainNumber, ChunkId, ChunkserverId, InodeId, LeaseId, SessionId};
+use hither_proto::ids::{
+    ChainNumber, ChunkId, ChunkserverId, DiskIndex, InodeId, LeaseId, SessionId,
+};
 use hither_proto::status::Status;
 use parking_lot::Mutex;
 
 use crate::authority::{BadChain, Mandate, check_chain};
 use crate::counters::{RecentWrite, add};
+use crate::doubts::Attempt;
 use crate::gate::Ticket;
 use crate::links::{Message, Outgoing};
 use crate::operation::{Call, Parked};
@@ -50,9 +53,9 @@ pub(crate) fn write(
         behind: write.rest.len(),
         head,
     };
-    let bytes = call.payload.len() as u64;
     let payload = call.payload.clone();
-    let join = Join::new(inner, call, !write.rest.is_empty(), Effect::Write(bytes));
+    let effect = Effect::Write(attempt_of(&op), mandate.disk);
+    let join = Join::new(inner, call, !write.rest.is_empty(), effect);
     if let Some(next) = take_first(&mut write.rest) {
         let sync = write.sync;
         let timeout = inner.link_timeout(write.rest.len(), sync);
@@ -102,6 +105,18 @@ fn write_op(
         epoch: mandate.epoch,
         sync: write.sync,
         filling,
+    }
+}
+
+fn attempt_of(op: &WriteOp) -> Attempt {
+    let length = u32::try_from(op.payload.len()).unwrap_or(u32::MAX);
+    Attempt {
+        chunk: op.chunk,
+        group: op.group,
+        lease: op.lease,
+        session: op.session,
+        epoch: op.epoch,
+        range: op.offset..op.offset.saturating_add(length),
     }
 }
 
@@ -168,7 +183,8 @@ fn mend_later(inner: &Arc<Inner>, join: &Arc<Join>, mandate: Mandate, chunk: Chu
 }
 
 enum Effect {
-    Write(u64),
+    /// The write, and the disk it goes to here.
+    Write(Attempt, DiskIndex),
     Flush,
 }
 
@@ -247,16 +263,9 @@ impl Join {
         let (Some(call), Some(local), Some(behind)) = (call, local, behind) else {
             return;
         };
-        let counts = &self.inner.counts;
-        match local.and(behind) {
+        match both(local, behind) {
             Ok(behind) => {
-                match self.effect {
-                    Effect::Write(bytes) => {
-                        add(&counts.writes, 1);
-                        add(&counts.write_bytes, bytes);
-                    }
-                    Effect::Flush => add(&counts.flushes, 1),
-                }
+                self.note_success();
                 let own = Ack {
                     server: self.inner.me.0,
                     boot_id: self.inner.boot.0,
@@ -264,9 +273,70 @@ impl Join {
                 let acks = std::iter::once(own).chain(behind).collect();
                 call.responder.ok(&Applied { acks });
             }
-            Err(refusal) => refusal.answer(call.responder),
+            Err(refusal) => {
+                self.note_failure(&refusal);
+                refusal.answer(call.responder);
+            }
         }
         drop(call.permit);
+    }
+
+    fn note_success(&self) {
+        let counts = &self.inner.counts;
+        match &self.effect {
+            Effect::Write(attempt, _) => {
+                add(&counts.writes, 1);
+                add(&counts.write_bytes, attempt.range.len() as u64);
+                self.inner.doubts.passed(attempt);
+            }
+            Effect::Flush => add(&counts.flushes, 1),
+        }
+    }
+
+    /// A member may have applied the write that another has not. Before the answer, so that no
+    /// close comes in between.
+    fn note_failure(&self, refusal: &Refusal) {
+        let Effect::Write(attempt, disk) = &self.effect else {
+            return;
+        };
+        if refusal.status == Status::STALE_LEASE && refusal.failure.lease > attempt.lease.0 {
+            // Sealed meanwhile: the copies are compared for that.
+            return;
+        }
+        let inner = &self.inner;
+        inner.doubts.failed(attempt);
+        if let (Some(doubt), Some(disk)) = (inner.doubts.overflow(), inner.store.disk(*disk)) {
+            let submitted = disk.submit(move |disk| {
+                if let Err(error) = disk.doubt(&doubt) {
+                    tracing::warn!(chunk = %doubt.chunk, %error, "a doubt about a copy is lost");
+                }
+            });
+            if let Err(error) = submitted {
+                tracing::warn!(%error, "a doubt about a copy is lost");
+            }
+        }
+    }
+}
+
+/// The outcome here and behind. Of two members that have seen more than the writer knows, the
+/// answer is that which has seen most.
+fn both(
+    local: Result<(), Refusal>,
+    behind: Result<Vec<Ack>, Refusal>,
+) -> Result<Vec<Ack>, Refusal> {
+    match (local, behind) {
+        (Ok(()), behind) => behind,
+        (Err(local), Err(behind))
+            if [&local, &behind].map(|refusal| refusal.status) == [Status::STALE_LEASE; 2] =>
+        {
+            let seen = |refusal: &Refusal| (refusal.failure.lease, refusal.failure.chain);
+            Err(if seen(&local) < seen(&behind) {
+                behind
+            } else {
+                local
+            })
+        }
+        (Err(local), _) => Err(local),
     }
 }
 

@@ -29,7 +29,9 @@ pub struct ChunkServerConfig {
     pub start_timeout_ms: u64,
     /// Time between signs of life, milliseconds. Default 500.
     pub beat_ms: u64,
-    /// Free bytes below which a disk takes no new chunk. Default 1 GiB.
+    /// Free bytes below which a disk is full: new chunks go elsewhere. Below half of them new chunks
+    /// and longer copies are refused, below a quarter holes inside copies stay holes too. Should be
+    /// more than four times what the log of the disk may have and `overlay_bytes_max` together. Default 1 GiB.
     pub floor_bytes: u64,
     /// Bytes of one segment of a disk's log, a multiple of 4096, at least 256 KiB, fixed when the
     /// disk is formatted. Default 32 MiB.

@@ -40,6 +40,7 @@ pub(crate) async fn fetch_range(
         epoch: place.epoch.0,
         offset,
         length,
+        checksums_only: false,
     };
     let reply = ask(inner, place.member, Kind::CHUNK_FETCH, &fetch).await?;
     let sums: ReadReply = reply.decode()?;
@@ -52,6 +53,26 @@ pub(crate) async fn fetch_range(
         )));
     }
     Ok(Fetched { bytes })
+}
+
+/// Fetches the checksums of a range of a copy, cut at the 4 KiB boundaries of the chunk.
+pub(crate) async fn fetch_checksums(
+    inner: &Inner,
+    place: Place,
+    chunk: ChunkId,
+    offset: u32,
+    length: u32,
+) -> Result<Vec<u32>, NetError> {
+    let fetch = Fetch {
+        chunk: chunk.0,
+        group: place.group.0,
+        epoch: place.epoch.0,
+        offset,
+        length,
+        checksums_only: true,
+    };
+    let reply = ask(inner, place.member, Kind::CHUNK_FETCH, &fetch).await?;
+    Ok(reply.decode::<ReadReply>()?.checksums)
 }
 
 /// What another member knows of a copy; `None` when it has none.

@@ -2,7 +2,7 @@
 //!
 //! First it lists what an in-sync member has; writes that arrive meanwhile are kept apart from the
 //! base of their chunk. What differs is then fetched, several copies at a time, from all in-sync
-//! members in turn. A chunk that was not in the list was made after the group's epoch began, and
+//! members in turn; of a copy that was here before, only the ranges whose checksums differ. A chunk that was not in the list was made after the group's epoch began, and
 //! all its writes came here too. When nothing is missing and all is stable, the manager is told.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::authority::Mandate;
 use crate::counters::add;
-use crate::fetch::{Place, copy_of, fetch_range, list_page};
+use crate::fetch::{Place, copy_of, fetch_checksums, fetch_range, list_page};
 use crate::fills::FillProgress;
 use crate::gate::Entered;
 use crate::server::Inner;
@@ -372,6 +372,9 @@ impl Fill {
             return self.without_base(inner, chunk, afresh).await;
         };
         let inode = InodeId(copy.inode);
+        // Of a copy that was here before, most is usually as it was.
+        let held = inner.disk(self.mandate.disk).map_err(refused)?.entry(chunk);
+        let held_length = held.map_or(0, |entry| entry.length);
         let begun = inner
             .on_disk(self.mandate.disk, move |disk| {
                 if afresh {
@@ -390,7 +393,11 @@ impl Fill {
         while at < copy.length {
             self.check()?;
             let length = FETCH_BYTES.min(copy.length - at);
-            self.take_range(inner, place, chunk, at, length).await?;
+            let same =
+                at + length <= held_length && self.is_same(inner, place, chunk, at, length).await?;
+            if !same {
+                self.take_range(inner, place, chunk, at, length).await?;
+            }
             at += length;
         }
         let base = BaseCopy {
@@ -407,6 +414,27 @@ impl Fill {
             .await;
         match ended {
             Err(Error::NoSuchChunk(_)) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    /// Whether a range is here as the other member has it, by the checksums of its blocks.
+    async fn is_same(
+        &self,
+        inner: &Arc<Inner>,
+        place: Place,
+        chunk: ChunkId,
+        offset: u32,
+        length: u32,
+    ) -> Result<bool, Trouble> {
+        let sums = fetch_checksums(inner, place, chunk, offset, length).await?;
+        let same = inner
+            .on_disk(self.mandate.disk, move |disk| {
+                disk.has_base(chunk, offset..offset + length, &sums)
+            })
+            .await;
+        match same {
+            Err(Error::NoSuchChunk(_)) => Ok(false),
             other => Ok(other?),
         }
     }

@@ -95,6 +95,8 @@ impl Task<'_> {
         let target = target(seal.target.as_ref())?;
         let (chunk, lease) = (ChunkId(target.chunk), LeaseId(target.lease));
         let group = self.mandate.group;
+        // What failed under older leases is to be among what the copies are compared by.
+        self.write_doubts_down(&[chunk], lease).await?;
         let sealed = self
             .disk(move |disk| disk.seal(chunk, group, lease))
             .await?;
@@ -224,9 +226,17 @@ impl Task<'_> {
     async fn close(&self, close: &Close) -> Result<Empty, Refusal> {
         let chunks: Vec<ChunkId> = close.chunks.iter().copied().map(ChunkId).collect();
         let lease = LeaseId(close.lease);
-        self.disk(move |disk| disk.close_marks(&chunks, lease))
+        self.write_doubts_down(&chunks, lease).await?;
+        let kept = self
+            .disk(move |disk| disk.close_marks(&chunks, lease))
             .await?;
-        Ok(Empty {})
+        if kept.is_empty() {
+            return Ok(Empty {});
+        }
+        let text = format!("{} copies may differ by a write that failed", kept.len());
+        let mut refusal = Refusal::new(Status::NEEDS_SEAL, text);
+        refusal.failure.chunks = kept.iter().map(|chunk| chunk.0).collect();
+        Err(refusal)
     }
 
     async fn delete(&self, delete: &Delete) -> Result<Empty, Refusal> {
@@ -239,11 +249,28 @@ impl Task<'_> {
             .map(ChunkId)
             .filter(|chunk| disk.entry(*chunk).is_none_or(|entry| entry.group == group))
             .collect();
+        self.inner.doubts.forget(&chunks);
         self.disk(move |disk| disk.delete(&chunks)).await?;
         if passes_on(&self.inner.link.map(), self.inner.me, group) {
             self.pass_on(Kind::CHUNK_DELETE, delete).await?;
         }
         Ok(Empty {})
+    }
+
+    /// Puts copies in doubt that this server knows failed writes of.
+    async fn write_doubts_down(&self, chunks: &[ChunkId], lease: LeaseId) -> Result<(), Refusal> {
+        let doubts = self.inner.doubts.take(chunks, lease);
+        if doubts.is_empty() {
+            return Ok(());
+        }
+        let of_job = doubts.clone();
+        let written = self
+            .disk(move |disk| of_job.iter().try_for_each(|doubt| disk.doubt(doubt)))
+            .await;
+        if written.is_err() {
+            self.inner.doubts.put_back(&doubts);
+        }
+        written
     }
 
     fn list(&self, list: &List) -> Result<ListReply, Refusal> {

@@ -68,9 +68,15 @@ pub(crate) fn fetch(
     let Some(disk) = checked(inner, &wanted, &mandate) else {
         return refuse(inner, &wanted, call);
     };
+    let checksums_only = fetch.checksums_only;
     let submitted = disk.submit(move |disk| {
         match disk.read(wanted.chunk, wanted.offset, wanted.length) {
-            Ok(data) => reply(call, data, false),
+            Ok(mut data) => {
+                if checksums_only {
+                    data.bytes = bytes::Bytes::new();
+                }
+                reply(call, data, false);
+            }
             // Mended when a client reads it: the one that asks here has others to ask.
             Err(error) => Refusal::from(error).answer(call.responder),
         }

@@ -22,12 +22,14 @@ use crate::admit::Admission;
 use crate::beat::{self, Description};
 use crate::config::ChunkServerConfig;
 use crate::counters::{Counters, Counts, RecentWrite};
+use crate::doubts::Doubts;
 use crate::error::StartError;
 use crate::fills::{FillProgress, Fills};
 use crate::gate::Gates;
 use crate::handler::Front;
 use crate::links::Links;
 use crate::operation::Parked;
+use crate::probes::Probes;
 use crate::scrub;
 use crate::sessions::Sessions;
 use crate::status::Refusal;
@@ -47,6 +49,8 @@ pub(crate) struct Inner {
     pub(crate) admission: Arc<Admission>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) fills: Fills,
+    pub(crate) doubts: Doubts,
+    pub(crate) probes: Probes,
     pub(crate) counts: Counts,
     pub(crate) labels: RwLock<Vec<String>>,
     /// Something to tell the manager at once.
@@ -271,6 +275,8 @@ impl ChunkServer {
             tracing::warn!("requests are still under way, stopping without them");
         }
         inner.fills.close().await;
+        // Whoever asks a disk for its room has it open.
+        inner.probes.answers().await;
         inner.links.close();
         inner.pool.close();
         self.front.close();
@@ -368,9 +374,10 @@ async fn register(
         address,
         boot,
         server: store.server(),
+        disks: Probes::default().describe(store, config.floor_bytes).await,
     };
     let left = deadline.saturating_duration_since(Instant::now());
-    let reply: HeartbeatReply = beat::beat(link, store, &description, Vec::new(), 0, left)
+    let reply: HeartbeatReply = beat::beat(link, description, Vec::new(), 0, left)
         .await
         .map_err(|error| StartError::NoManager(error.to_string()))?;
     if reply.duplicate {
@@ -408,6 +415,8 @@ fn inner(
         )),
         sessions: Arc::default(),
         fills: Fills::new(config.fill_bytes_per_second),
+        doubts: Doubts::default(),
+        probes: Probes::default(),
         counts: Counts::default(),
         labels: RwLock::new(config.labels.clone()),
         beat_now: Notify::new(),

@@ -58,8 +58,9 @@ impl Refusal {
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         let mut refusal = Self::new(status_of(&error), error.to_string());
-        if let Error::StaleLease { lease, .. } = error {
+        if let Error::StaleLease { lease, chain, .. } = error {
             refusal.failure.lease = lease.0;
+            refusal.failure.chain = chain.0;
         }
         refusal
     }
@@ -125,8 +126,8 @@ mod tests {
             chain: ChainNumber(2),
         });
         assert_eq!(
-            (stale.status, stale.failure.lease),
-            (Status::STALE_LEASE, 9)
+            (stale.status, stale.failure.lease, stale.failure.chain),
+            (Status::STALE_LEASE, 9, 2)
         );
     }
 }

@@ -332,3 +332,28 @@ async fn an_in_sync_member_completes_a_copy_that_was_left_partial() {
         same(&cluster.content(id, 1).await.unwrap(), &expected);
     }
 }
+
+/// A member that was away holds a large copy with an open mark, of which little has changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_copy_that_was_here_only_what_differs_is_fetched() {
+    let mut cluster = Cluster::start(2).await;
+    let mut expected = pattern(1, 1, 0, 8 << 20);
+    for piece in 0..8u32 {
+        let bytes = put(1, 1, 1, piece << 20, 1 << 20);
+        cluster.write(&[1, 2], bytes).await.unwrap();
+    }
+    cluster.stop_server(2).await;
+    cluster.manager.set_group(&[(1, InSync), (2, Lagging)], 1);
+    for (offset, length) in [(5_000_000, 300), (8 << 20, 4000)] {
+        let bytes = put(1, 1, 2, offset, length);
+        expected.resize(expected.len().max(offset as usize + length), 0);
+        expected[offset as usize..][..length].copy_from_slice(&bytes.bytes);
+        cluster.write(&[1], bytes).await.unwrap();
+    }
+    assert_eq!(cluster.start_server(2).await, 2);
+    cluster.manager.set_group(&[(1, InSync), (2, Filling)], 1);
+    cluster.manager.until_in_sync(2).await;
+    same(&cluster.content(2, 1).await.unwrap(), &expected);
+    let counters = cluster.servers[&2].counters();
+    assert_eq!(counters.filled_bytes, (1 << 20) + 4000, "{counters:?}");
+}

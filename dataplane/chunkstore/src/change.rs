@@ -6,7 +6,7 @@ use hither_proto::checksum::{crc32c, piece_checksums};
 use hither_proto::ids::{ChainNumber, ChunkId, Epoch, GroupId, InodeId, LeaseId, SessionId};
 
 use crate::core::{BAD_CHECKSUM, Core, How, Stop};
-use crate::entry::{Entry, EntryFlags, OpenMark, Regions};
+use crate::entry::{Entry, EntryFlags, OpenMark};
 use crate::error::Error;
 use crate::geometry::{
     BLOCK, BLOCK_LEN, BLOCKS_MAX, CHUNK_BYTES, ZERO_CHECKSUM, blocks_of, bytes_of, len32,
@@ -150,7 +150,11 @@ impl Core {
         if entry.open.is_none() {
             return Ok(touched);
         }
-        let end = entry.length.next_multiple_of(BLOCK);
+        // Others may have become longer by what this copy has not got.
+        let end = match entry.is_in_doubt() {
+            true => CHUNK_BYTES,
+            false => entry.length.next_multiple_of(BLOCK),
+        };
         for region in entry.touched.ranges() {
             let blocks = blocks_of(&(region.start.min(end)..region.end.min(end)));
             if blocks.is_empty() {
@@ -290,13 +294,16 @@ impl Core {
                 entry.flags = entry.flags.set(EntryFlags::PARTIAL, false);
                 state.written = crate::ranges::Ranges::default();
             }
+            if op.clear_open {
+                entry = entry.with_flag(EntryFlags::IN_DOUBT, false);
+            }
             core.record_state(How::Blocking, op.chunk, &mut entry)?;
             Ok(())
         })?;
         drop(one);
         self.flush_chunk(&live)?;
         if op.clear_open {
-            self.close(&[op.chunk], op.lease)?;
+            self.close_marks(&[op.chunk], op.lease)?;
         }
         Ok(())
     }
@@ -393,44 +400,14 @@ impl Core {
         Ok(())
     }
 
-    /// Clears open marks of this lease or a lower one. What the copies have is made stable first.
-    pub(crate) fn close(&self, chunks: &[ChunkId], lease: LeaseId) -> Result<(), Error> {
-        for chunk in chunks {
-            let marked = |entry: &Entry| match entry.open {
-                Some(open) => open.lease <= lease,
-                // Sealed without having been written: what the seal remembers can go too.
-                None => entry.lease_before != LeaseId(0) && entry.lease <= lease,
-            };
-            if !self.entry(*chunk).as_ref().is_some_and(marked) {
-                continue;
-            }
-            let live = self.lives.get(*chunk);
-            self.flush_chunk(&live)?;
-            self.with_room(&live, |core, state| {
-                let Some(mut entry) = core.entry(*chunk).filter(marked) else {
-                    return Ok(());
-                };
-                if !state.dirty.is_empty() {
-                    return Ok(());
-                }
-                entry.open = None;
-                entry.touched = Regions::NONE;
-                entry.lease_before = LeaseId(0);
-                core.record_state(How::Blocking, *chunk, &mut entry)?;
-                Ok(())
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Frees chunks, durably. Absent ones count as done, and are refused later too.
+    /// Frees chunks, durably. Absent ones count as done, and are refused later too. May use what
+    /// the log keeps for such records: this is how a full disk gets room again.
     pub(crate) fn delete(&self, chunks: &[ChunkId]) -> Result<(), Error> {
         let mut freed = Vec::with_capacity(chunks.len());
         for chunk in chunks {
             let live = self.lives.get(*chunk);
             let lsn = self.with_room(&live, |core, state| {
                 core.check()?;
-                core.check_log_room()?;
                 core.delete_locked(&live, state)
             })?;
             freed.push((lsn, *chunk));
@@ -438,11 +415,14 @@ impl Core {
         if let Some((last, _)) = freed.last() {
             self.flush_log(*last)?;
         }
-        for (lsn, chunk) in freed {
+        let removed = freed.into_iter().map(|(lsn, chunk)| {
             self.unlink(chunk)?;
             self.holds.lock().remove(lsn, Reason::Delete, chunk);
-        }
-        Ok(())
+            Ok(())
+        });
+        // One that cannot be removed now, which a later pass does, keeps no other.
+        let outcomes: Vec<Result<(), Error>> = removed.collect();
+        outcomes.into_iter().collect()
     }
 
     fn delete_locked(&self, live: &Live, state: &mut ChunkState) -> Result<Lsn, Stop> {
@@ -479,14 +459,6 @@ impl Core {
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(self.io("remove a copy", &error)),
-        }
-    }
-
-    /// Makes room in the log before a change that must not wait for it.
-    pub(crate) fn tidy_if_full(&self) -> Result<(), Error> {
-        match self.check_log_room() {
-            Ok(()) => Ok(()),
-            Err(_) => self.tidy(),
         }
     }
 }

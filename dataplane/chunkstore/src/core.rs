@@ -26,6 +26,7 @@ use crate::medium::Medium;
 use crate::options::StoreOptions;
 use crate::pool::Pool;
 use crate::record::Head;
+use crate::room::FreeBytes;
 
 /// One open disk.
 pub(crate) struct Core {
@@ -38,6 +39,7 @@ pub(crate) struct Core {
     pub(crate) checkpoint: Mutex<Checkpoint>,
     pub(crate) lives: Lives,
     pub(crate) holds: Mutex<Holds>,
+    pub(crate) free: FreeBytes,
     /// Shared from the append of a record until the index and the holds show it; exclusive while
     /// a checkpoint takes its picture of them.
     pub(crate) gate: RwLock<()>,
@@ -113,6 +115,8 @@ pub(crate) enum Need {
     Thread,
     /// Room in the log.
     LogRoom,
+    /// One more segment of the log.
+    LogGrowth,
     /// Room in memory for bytes that are in the log.
     OverlayRoom,
     /// The chunk's bytes in the log have to be moved in place.

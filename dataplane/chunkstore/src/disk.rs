@@ -1,5 +1,6 @@
 //! A disk as its owner sees it.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -15,6 +16,7 @@ use crate::error::Error;
 use crate::fill::BaseCopy;
 use crate::identity::Identity;
 use crate::keeper;
+use crate::marks::Doubt;
 use crate::medium::Space;
 use crate::pool::Refused;
 use crate::read::ReadData;
@@ -107,8 +109,7 @@ impl Disk {
     /// # Errors
     /// `DiskFailed` when the file system does not answer.
     pub fn space(&self) -> Result<Space, Error> {
-        let space = self.core.medium.probe.space();
-        space.map_err(|error| self.core.io("look for free space", &error))
+        self.core.space()
     }
 
     /// Whether the disk is below its floor and takes no new chunk.
@@ -239,12 +240,23 @@ impl Disk {
         self.core.repair_block(chunk, block, bytes)
     }
 
-    /// Clears open marks of this lease or a lower one.
+    /// Clears open marks of this lease or a lower one; durable when this returns. Returns the
+    /// chunks whose mark stays, since their copies are in doubt and were not sealed.
+    ///
+    /// # Errors
+    /// `DiskFailed`, `NoSpace`.
+    pub fn close_marks(&self, chunks: &[ChunkId], lease: LeaseId) -> Result<Vec<ChunkId>, Error> {
+        self.core.close_marks(chunks, lease)
+    }
+
+    /// Notes that other members may have applied a write that this one has not, or the other way
+    /// round: the open mark of the copy, made if need be, ends only with a seal. Durable when this
+    /// returns, if the log has any room.
     ///
     /// # Errors
     /// `DiskFailed`.
-    pub fn close_marks(&self, chunks: &[ChunkId], lease: LeaseId) -> Result<(), Error> {
-        self.core.close(chunks, lease)
+    pub fn doubt(&self, doubt: &Doubt) -> Result<(), Error> {
+        self.core.doubt(doubt)
     }
 
     /// Frees chunks; durable when this returns. Their ids are refused from then on.
@@ -297,6 +309,20 @@ impl Disk {
     #[must_use]
     pub fn partial(&self, group: GroupId) -> Vec<ChunkId> {
         self.core.index.lock().partial(group)
+    }
+
+    /// Whether a range of a partial copy is here already: its blocks have these checksums (of
+    /// pieces cut at the 4 KiB boundaries of the chunk), and no chain write of this epoch was there.
+    ///
+    /// # Errors
+    /// `NoSuchChunk`, `DiskFailed`.
+    pub fn has_base(
+        &self,
+        chunk: ChunkId,
+        range: Range<u32>,
+        checksums: &[u32],
+    ) -> Result<bool, Error> {
+        self.core.has_base(chunk, range, checksums)
     }
 
     /// Puts bytes of another member's copy where no chain write has been.

@@ -89,6 +89,8 @@ impl EntryFlags {
     pub const PARTIAL: Self = Self(4);
     /// There is no copy; the entry only refuses leases below its own.
     pub const ABSENT: Self = Self(8);
+    /// Not every member has applied what was written under the open mark: only a seal ends it.
+    pub const IN_DOUBT: Self = Self(16);
 
     /// Whether all of `other` is set.
     #[must_use]
@@ -234,6 +236,12 @@ impl Entry {
     #[must_use]
     pub fn exists(&self) -> bool {
         !self.flags.has(EntryFlags::ABSENT)
+    }
+
+    /// Whether other members may have written other bytes under the open mark.
+    #[must_use]
+    pub fn is_in_doubt(&self) -> bool {
+        self.flags.has(EntryFlags::IN_DOUBT)
     }
 
     /// Whether bytes are still being fetched.

@@ -49,7 +49,8 @@ pub enum Error {
         /// Number of the 4 KiB block.
         block: u32,
     },
-    /// The disk is full, or below its floor and the write would make a new copy. Nothing was lost.
+    /// The disk is full, or below its floor and the write would make a copy or make one larger.
+    /// Nothing was lost; a retry helps once something was freed.
     #[error("no space left on disk {0}")]
     NoSpace(DiskIndex),
     /// The disk gave an I/O error and serves nothing more until the server is started again.

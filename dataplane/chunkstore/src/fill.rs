@@ -4,6 +4,8 @@
 //! memory, and the base that comes from the other member goes only where they have not been. A
 //! partial copy found after a restart is filled from the start.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use hither_proto::checksum::piece_checksums;
 use hither_proto::ids::{ChunkId, Epoch, GroupId, InodeId, LeaseId, SessionId};
@@ -60,7 +62,7 @@ impl Core {
                 }
                 return Ok(());
             }
-            core.check_floor()?;
+            core.check_floor(How::Blocking)?;
             if entry.group != group {
                 return Err(Error::WrongGroup {
                     chunk,
@@ -92,10 +94,35 @@ impl Core {
             entry.flags = entry
                 .flags
                 .set(EntryFlags::PARTIAL, false)
+                .set(EntryFlags::IN_DOUBT, false)
                 .set(EntryFlags::ABSENT, true);
             state.written = crate::ranges::Ranges::default();
             core.record_state(How::Blocking, chunk, &mut entry)?;
             Ok(())
+        })
+    }
+
+    /// Whether a range of a partial copy has blocks with these checksums, without help of chain
+    /// writes.
+    pub(crate) fn has_base(
+        &self,
+        chunk: ChunkId,
+        range: Range<u32>,
+        checksums: &[u32],
+    ) -> Result<bool, Error> {
+        let live = self.lives.get(chunk);
+        self.with_room(&live, |core, state| {
+            let entry = core.settled_entry(How::Blocking, &live, state)?;
+            let untouched = state.written.gaps(&range) == [range.clone()];
+            if !entry.is_partial() || range.end > entry.length || !untouched {
+                return Ok(false);
+            }
+            core.file(chunk, state, &entry)?;
+            match core.read_range(How::Blocking, chunk, state, &entry, range.clone()) {
+                Ok(data) => Ok(data.checksums == checksums),
+                Err(Stop::Failed(Error::BadBlock { .. })) => Ok(false),
+                Err(stop) => Err(stop),
+            }
         })
     }
 
@@ -123,6 +150,7 @@ impl Core {
             for gap in state.written.gaps(&(offset..end)) {
                 let payload = bytes.slice(within(&gap, offset));
                 let checksums = piece_checksums(gap.start, &payload);
+                core.check_growth(How::Blocking, &live, state, &entry, &gap)?;
                 entry.length = entry.length.max(gap.start + len32(&payload));
                 entry.touched = entry.touched.with(crate::entry::Regions::of(&gap));
                 core.put(
@@ -176,7 +204,10 @@ impl Core {
                 entry.touched = crate::entry::Regions::NONE;
             }
             entry.verified = epoch;
-            entry = entry.with_flag(EntryFlags::PARTIAL, false);
+            entry.flags = entry
+                .flags
+                .set(EntryFlags::PARTIAL, false)
+                .set(EntryFlags::IN_DOUBT, false);
             state.written = crate::ranges::Ranges::default();
             core.record_state(How::Blocking, chunk, &mut entry)?;
             Ok(())

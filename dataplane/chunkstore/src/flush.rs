@@ -22,6 +22,14 @@ pub(crate) struct Syncing {
 impl Core {
     /// Makes everything applied to a copy stable. Returns the last record this covers.
     pub(crate) fn flush_chunk(&self, live: &Live) -> Result<Lsn, Error> {
+        let lsn = self.sync_chunk(live)?;
+        self.flush_log(lsn)?;
+        Ok(lsn)
+    }
+
+    /// Syncs the file of a copy if it has to be. The copy is stable once the record that is
+    /// returned is.
+    pub(crate) fn sync_chunk(&self, live: &Live) -> Result<Lsn, Error> {
         let _one = live.syncing.lock();
         count(&self.counts.flushes, 1);
         let begun = self.locked(live, |core, state| {
@@ -39,7 +47,6 @@ impl Core {
             self.sync_file(live, &syncing)?;
             self.end_sync(live, &syncing)?;
         }
-        self.flush_log(lsn)?;
         Ok(lsn)
     }
 

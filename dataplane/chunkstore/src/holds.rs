@@ -58,6 +58,16 @@ impl Holds {
             .collect()
     }
 
+    /// Freed chunks whose files may still be there, of records up to `upto`.
+    pub(crate) fn deleted_chunks(&self, upto: Lsn) -> Vec<(Lsn, ChunkId)> {
+        self.held
+            .iter()
+            .take_while(|(lsn, ..)| *lsn <= upto)
+            .filter(|(_, reason, _)| *reason == Reason::Delete)
+            .map(|(lsn, _, chunk)| (*lsn, *chunk))
+            .collect()
+    }
+
     /// A chunk's overlay changed its size.
     pub(crate) fn resize(&mut self, before: usize, after: usize) {
         self.overlay_bytes = (self.overlay_bytes + after).saturating_sub(before);

@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::file::ChunkFile;
 use crate::flush::{Syncing, begin_sync};
 use crate::geometry::{BLOCK, BLOCK_LEN, BLOCKS_MAX};
+use crate::holds::Reason;
 use crate::live::{ChunkState, Live};
 
 impl Core {
@@ -33,8 +34,12 @@ impl Core {
             Need::Thread => {}
             Need::Move => self.move_chunk(live)?,
             Need::OverlayRoom => self.move_oldest()?,
+            Need::LogGrowth => self.log.grow(),
             Need::LogRoom => {
-                self.tidy()?;
+                match self.tidy() {
+                    Err(error) if error.is_lack() && self.check_log_room().is_ok() => {}
+                    other => other?,
+                }
                 self.wait_for_log();
             }
         }
@@ -62,10 +67,25 @@ impl Core {
         let _one = self.keeper.pass.lock();
         let end = self.log.next_lsn();
         let mut pass = Pass::default();
+        self.repeat_deletes(&mut pass)?;
         self.repeat_trims(end, &mut pass)?;
         self.move_before(end, &mut pass)?;
         pass.note(self.write_checkpoint())?;
         pass.outcome()
+    }
+
+    /// Removes files of freed chunks that could not be removed before.
+    fn repeat_deletes(&self, pass: &mut Pass) -> Result<(), Error> {
+        let durable = self.log.durable_lsn();
+        let chunks = self.holds.lock().deleted_chunks(durable);
+        for (lsn, chunk) in chunks {
+            let removed = self.unlink(chunk);
+            if removed.is_ok() {
+                self.holds.lock().remove(lsn, Reason::Delete, chunk);
+            }
+            pass.note(removed)?;
+        }
+        Ok(())
     }
 
     /// Does trims that failed, or that the last run left undone: they hold the log.
@@ -275,6 +295,8 @@ impl Core {
 
     /// A look at what there is to do: much at once when room is short, else what has waited long.
     fn look(&self, round: &mut Round) -> Result<(), Error> {
+        // Others may have taken room meanwhile.
+        self.space()?;
         let overlay_bytes = self.holds.lock().overlay_bytes();
         let log_bytes = self.log.bytes_in_use();
         let short = overlay_bytes > self.options.overlay_bytes_max / 4
@@ -328,6 +350,8 @@ struct Round {
     number: u32,
     /// The log's end at the last calm round.
     seen: Lsn,
+    /// The last look did not do all it wanted.
+    delayed: bool,
 }
 
 /// Neighbouring blocks on their way to the file.
@@ -373,6 +397,7 @@ fn run(weak: &Weak<Core>, tick: Duration) {
     let mut round = Round {
         number: 0,
         seen: Lsn(0),
+        delayed: false,
     };
     while let Some(core) = weak.upgrade() {
         {
@@ -389,9 +414,13 @@ fn run(weak: &Weak<Core>, tick: Duration) {
             return;
         }
         match core.look(&mut round) {
-            Ok(()) => {}
+            Ok(()) => round.delayed = false,
             Err(Error::DiskFailed { .. } | Error::Closed) => return,
+            Err(error) if round.delayed => {
+                tracing::debug!(disk = core.index_number.0, %error, "background work is still delayed");
+            }
             Err(error) => {
+                round.delayed = true;
                 tracing::warn!(disk = core.index_number.0, %error, "background work is delayed");
             }
         }

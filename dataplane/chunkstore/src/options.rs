@@ -5,7 +5,10 @@ use std::time::Duration;
 /// Settings that all disks of a server share.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// Free bytes below which a disk takes no new chunk. Default 1 GiB.
+    /// Free bytes below which a disk is full: new chunks go elsewhere. Below half of them new chunks
+    /// and longer copies are refused, below a quarter holes inside copies stay holes too. More
+    /// than four times what the log may have and what may wait in memory, so that all of it can
+    /// still move to its place. Default 1 GiB.
     pub floor_bytes: u64,
     /// Bytes of one log segment, a multiple of 4 KiB, at least 256 KiB; fixed when the disk is made.
     /// Default 32 MiB.

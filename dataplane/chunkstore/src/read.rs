@@ -100,7 +100,7 @@ impl Core {
     }
 
     /// Reads a range that lies inside the copy, under the chunk's lock.
-    fn read_range(
+    pub(crate) fn read_range(
         &self,
         how: How,
         chunk: ChunkId,

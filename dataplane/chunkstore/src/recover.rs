@@ -150,6 +150,7 @@ pub(crate) fn open(
         checkpoint: Mutex::new(checkpoint),
         lives: Lives::new(options.files_max),
         holds: Mutex::new(Holds::default()),
+        free: crate::room::FreeBytes::default(),
         gate: RwLock::new(()),
         dirs,
         unsynced_dirs: Mutex::default(),
@@ -163,6 +164,7 @@ pub(crate) fn open(
         _lock: lock,
     };
     adopt(&core, replay)?;
+    core.space()?;
     Ok(Arc::new(core))
 }
 

@@ -103,16 +103,6 @@ impl Core {
         }
     }
 
-    /// Keeps the last segment of the log for the records that free the others.
-    pub(crate) fn check_log_room(&self) -> Result<(), Stop> {
-        let segment_bytes = self.log.payload_bytes_max() as u64;
-        if self.log.bytes_in_use() + segment_bytes < self.log.bytes_bound() {
-            Ok(())
-        } else {
-            Err(Stop::Needs(Need::LogRoom))
-        }
-    }
-
     fn write_locked(
         &self,
         how: How,
@@ -123,6 +113,7 @@ impl Core {
         self.check_log_room()?;
         let mut entry = self.entry_for_write(how, live, state, op)?;
         let range = op.offset..op.offset + len32(&op.payload);
+        self.check_growth(how, live, state, &entry, &range)?;
         if entry.is_partial() {
             if state.written.count() >= WRITTEN_RANGES_MAX {
                 return Err(Error::Busy(self.index_number).into());
@@ -188,7 +179,7 @@ impl Core {
                 if !op.may_create && !op.filling {
                     return Err(Error::NoSuchChunk(chunk).into());
                 }
-                self.check_floor()?;
+                self.check_floor(how)?;
                 Entry {
                     group: op.group,
                     inode: op.inode,
@@ -207,16 +198,6 @@ impl Core {
             state.written_epoch = op.epoch;
         }
         Ok(entry.with_flag(EntryFlags::PARTIAL, true))
-    }
-
-    /// Refuses new copies on a disk that is nearly full.
-    pub(crate) fn check_floor(&self) -> Result<(), Error> {
-        let space = self.medium.probe.space();
-        let space = space.map_err(|error| self.io("look for free space", &error))?;
-        if space.free_bytes < self.options.floor_bytes {
-            return Err(Error::NoSpace(self.index_number));
-        }
-        Ok(())
     }
 
     /// Puts bytes into a copy whose entry says already what it will be. Bytes that lie over others

@@ -6,7 +6,9 @@ mod support;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 
-use hither_chunkstore::{ClusterId, Error, Medium, SettleOp, Store, StoreOptions, TrimOp, WriteOp};
+use hither_chunkstore::{
+    ClusterId, Doubt, Error, Medium, Regions, SettleOp, Store, StoreOptions, TrimOp, WriteOp,
+};
 use hither_log::crash::CrashDisk;
 use hither_proto::checksum::crc32c;
 use hither_proto::ids::{
@@ -399,7 +401,7 @@ fn wrong_bytes_and_wrong_ranges_are_refused() {
 }
 
 #[test]
-fn below_the_floor_there_are_no_new_copies_but_old_ones_take_writes() {
+fn far_below_the_floor_there_are_no_new_copies_but_old_ones_take_writes() {
     let memory = CrashDisk::new();
     let room = Arc::new(Room(AtomicU64::new(1 << 30)));
     let medium = Medium {
@@ -409,10 +411,14 @@ fn below_the_floor_there_are_no_new_copies_but_old_ones_take_writes() {
     let store = Store::open(vec![medium], Some(cluster()), &options()).unwrap();
     let disk = store.disk(DiskIndex(0)).unwrap();
     disk.write_wait(write(1, 1, 0, vec![1; 10])).unwrap();
-    room.0.store(1000, Ordering::Relaxed);
+    // It says that it is full before it refuses: whoever chooses disks hears of it a little later.
+    room.0.store(options().floor_bytes - 1, Ordering::Relaxed);
     assert!(disk.is_full().unwrap());
+    disk.write_wait(write(2, 1, 0, vec![1; 10])).unwrap();
+    room.0.store(1000, Ordering::Relaxed);
+    assert!(disk.is_full().unwrap(), "asked with every sign of life");
     assert_eq!(
-        disk.write_wait(write(2, 1, 0, vec![1; 10])),
+        disk.write_wait(write(3, 1, 0, vec![1; 10])),
         Err(Error::NoSpace(DiskIndex(0)))
     );
     disk.write_wait(write(1, 1, 10, vec![1; 10])).unwrap();
@@ -519,4 +525,71 @@ fn disks_of_others_are_refused_by_name() {
     std::fs::create_dir(temp.path().join("e")).unwrap();
     std::fs::write(temp.path().join("e/precious"), "x").unwrap();
     assert!(matches!(open(&["e"], one), Err(Error::NotADisk { .. })));
+}
+
+fn doubt(chunk: u64, lease: u64, range: std::ops::Range<u32>) -> Doubt {
+    Doubt {
+        chunk: ChunkId(chunk),
+        group: GROUP,
+        lease: LeaseId(lease),
+        session: SessionId(77),
+        epoch: Epoch(3),
+        regions: Regions::of(&range),
+    }
+}
+
+#[test]
+fn a_copy_in_doubt_keeps_its_mark_until_it_is_sealed() {
+    let memory = CrashDisk::new();
+    let (store, disk) = open(&memory);
+    let chunk = ChunkId(1);
+    disk.write_wait(write(1, 5, 0, vec![1; 5000])).unwrap();
+    disk.doubt(&doubt(1, 5, 0..100)).unwrap();
+    // Another member may have grown by this one.
+    disk.doubt(&doubt(1, 5, 3 << 20..(3 << 20) + 10)).unwrap();
+    assert_eq!(disk.close_marks(&[chunk], LeaseId(5)), Ok(vec![chunk]));
+    drop((store, disk));
+    let (_store, disk) = open(&memory.power_loss(1));
+    assert_eq!(disk.close_marks(&[chunk], LeaseId(5)), Ok(vec![chunk]));
+    // The next writer's clean end is none for the one before.
+    disk.write_wait(write(1, 6, 0, vec![2; 100])).unwrap();
+    assert_eq!(disk.close_marks(&[chunk], LeaseId(6)), Ok(vec![chunk]));
+    let sealed = disk.seal(chunk, GROUP, LeaseId(7)).unwrap();
+    let blocks: Vec<u32> = sealed.touched.iter().map(|touched| touched.block).collect();
+    assert_eq!(
+        blocks,
+        [0..256, 768..1024]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+    );
+    // A late failure of what was sealed changes nothing.
+    disk.doubt(&doubt(1, 6, 0..100)).unwrap();
+    assert_eq!(disk.close_marks(&[chunk], LeaseId(7)), Ok(vec![]));
+    let entry = disk.entry(chunk).unwrap();
+    assert!(entry.open.is_none() && !entry.is_in_doubt());
+}
+
+#[test]
+fn settling_ends_the_doubt_and_an_absent_copy_can_be_in_doubt_too() {
+    let (_store, disk) = open(&CrashDisk::new());
+    let chunk = ChunkId(1);
+    disk.doubt(&doubt(1, 5, 0..100)).unwrap();
+    assert_eq!(disk.entry(chunk), None);
+    assert_eq!(disk.close_marks(&[chunk], LeaseId(5)), Ok(vec![chunk]));
+    assert!(!disk.seal(chunk, GROUP, LeaseId(7)).unwrap().exists);
+    disk.settle_blocks(&SettleOp {
+        chunk,
+        group: GROUP,
+        inode: InodeId(1001),
+        lease: LeaseId(7),
+        epoch: Epoch(3),
+        runs: vec![(0, vec![9; 100].into())],
+        length: 100,
+        clear_open: true,
+    })
+    .unwrap();
+    let entry = disk.entry(chunk).unwrap();
+    assert!(entry.open.is_none() && !entry.is_in_doubt());
+    same(&content(&disk, 1).unwrap(), &[9; 100]);
 }

@@ -8,12 +8,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use hither_chunkstore::{Error, Medium, Store};
+use hither_chunkstore::{Disk, Error, Medium, Probe, Space, Store, StoreOptions};
 use hither_log::crash::CrashDisk;
 use hither_log::{DirEntry, LogDir, LogFile};
 use hither_proto::ids::{ChunkId, DiskIndex};
 
-use support::{Room, cluster, content, options, pattern, same, synced, write};
+use support::{cluster, content, options, pattern, same, synced, write};
 
 /// What kinds of files have no room to grow.
 #[derive(Debug, Default)]
@@ -21,6 +21,45 @@ struct Full {
     copies: AtomicBool,
     index: AtomicBool,
     log: AtomicBool,
+    /// Bytes that all files may have together; 0: no limit.
+    limit: AtomicU64,
+    used: AtomicU64,
+}
+
+impl Full {
+    fn take(&self, bytes: u64) -> io::Result<()> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if limit > 0 && used > limit {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
+    }
+
+    fn free(&self) -> u64 {
+        let (limit, used) = (&self.limit, &self.used);
+        match limit.load(Ordering::Relaxed) {
+            0 => 1 << 40,
+            limit => limit.saturating_sub(used.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// Room of a disk that can be full.
+#[derive(Debug)]
+struct Left(Arc<Full>);
+
+impl Probe for Left {
+    fn space(&self) -> io::Result<Space> {
+        Ok(Space {
+            total_bytes: 1 << 40,
+            free_bytes: self.0.free(),
+        })
+    }
 }
 
 /// A directory on a disk that can be full.
@@ -52,10 +91,11 @@ impl FullFile {
     }
 
     fn check(&self, end: u64) -> io::Result<()> {
-        if self.is_full() && end > self.below.size()? {
+        let size = self.below.size()?;
+        if self.is_full() && end > size {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        Ok(())
+        self.full.take(end.saturating_sub(size))
     }
 }
 
@@ -79,6 +119,8 @@ impl LogFile for FullFile {
     }
     fn set_len(&self, size_bytes: u64) -> io::Result<()> {
         self.check(size_bytes)?;
+        let cut = self.below.size()?.saturating_sub(size_bytes);
+        self.full.used.fetch_sub(cut, Ordering::Relaxed);
         self.below.set_len(size_bytes)
     }
     fn punch_hole(&self, offset: u64, size_bytes: u64) -> io::Result<()> {
@@ -116,7 +158,10 @@ impl LogDir for FullDir {
         self.below.list()
     }
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.below.remove(name)
+        let size = self.below.open(name)?.size()?;
+        self.below.remove(name)?;
+        self.full.used.fetch_sub(size, Ordering::Relaxed);
+        Ok(())
     }
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.below.rename(from, to)
@@ -133,7 +178,11 @@ impl LogDir for FullDir {
     }
 }
 
-fn open(memory: &CrashDisk) -> (Store, hither_chunkstore::Disk, Arc<Full>) {
+fn open(memory: &CrashDisk) -> (Store, Disk, Arc<Full>) {
+    open_with(memory, &options())
+}
+
+fn open_with(memory: &CrashDisk, options: &StoreOptions) -> (Store, Disk, Arc<Full>) {
     let full = Arc::new(Full::default());
     let medium = Medium {
         path: "memory".into(),
@@ -142,9 +191,9 @@ fn open(memory: &CrashDisk) -> (Store, hither_chunkstore::Disk, Arc<Full>) {
             full: Arc::clone(&full),
             path: String::new(),
         }),
-        probe: Arc::new(Room(AtomicU64::new(1 << 40))),
+        probe: Arc::new(Left(Arc::clone(&full))),
     };
-    let store = Store::open(vec![medium], Some(cluster()), &options()).unwrap();
+    let store = Store::open(vec![medium], Some(cluster()), options).unwrap();
     let disk = store.disk(DiskIndex(0)).unwrap().clone();
     (store, disk, full)
 }
@@ -177,7 +226,7 @@ fn a_large_write_without_room_is_refused_and_the_copy_stays_readable() {
 }
 
 /// Small synced writes until one is refused; the number taken.
-fn fill_up(disk: &hither_chunkstore::Disk, from: u64) -> u64 {
+fn fill_up(disk: &Disk, from: u64) -> u64 {
     for number in from..from + 4000 {
         let offset = u32::try_from(number).unwrap() * 4096;
         match disk.write_wait(synced(write(1, 1, offset, pattern(1, 1, offset, 4096)))) {
@@ -191,7 +240,7 @@ fn fill_up(disk: &hither_chunkstore::Disk, from: u64) -> u64 {
     panic!("the log has no end");
 }
 
-fn check_small(disk: &hither_chunkstore::Disk, count: u64) {
+fn check_small(disk: &Disk, count: u64) {
     let bytes = content(disk, 1).unwrap();
     let length = usize::try_from(count).unwrap() * 4096;
     same(&bytes[..length], &pattern(1, 1, 0, length));
@@ -235,7 +284,7 @@ fn when_the_index_cannot_grow_nothing_is_lost_and_it_goes_on_later() {
     });
     assert_eq!(refused, Some(Error::NoSpace(DiskIndex(0))));
     assert_eq!(disk.failure(), None);
-    let check = |disk: &hither_chunkstore::Disk| {
+    let check = |disk: &Disk| {
         for chunk in [1, made / 2, made] {
             same(&content(disk, chunk).unwrap(), &pattern(chunk, 1, 0, 100));
         }
@@ -263,4 +312,119 @@ fn a_log_that_cannot_grow_goes_round_in_what_it_has() {
     }
     check_small(&disk, 600);
     assert_eq!(disk.failure(), None);
+}
+
+/// Small synced writes to chunks 1 to 8 in turn until one is refused; how many each has taken.
+fn fill_all(disk: &Disk) -> [u32; 8] {
+    let mut counts = [0u32; 8];
+    loop {
+        for (chunk, count) in (1..).zip(&mut counts) {
+            let offset = *count * 4096;
+            let bytes = pattern(chunk, 1, offset, 4096);
+            match disk.write_wait(synced(write(chunk, 1, offset, bytes))) {
+                Ok(()) => *count += 1,
+                Err(error) => {
+                    assert_eq!(error, Error::NoSpace(DiskIndex(0)));
+                    return counts;
+                }
+            }
+        }
+    }
+}
+
+fn check_all(disk: &Disk, chunks: std::ops::RangeInclusive<u64>, counts: &[u32; 8]) {
+    for chunk in chunks {
+        let length = counts[usize::try_from(chunk).unwrap() - 1] as usize * 4096;
+        same(
+            &content(disk, chunk).unwrap()[..length],
+            &pattern(chunk, 1, 0, length),
+        );
+    }
+}
+
+/// The disk is full to the last byte, the log too: freeing needs room in the log, and that needed
+/// room on the disk.
+#[test]
+fn a_disk_full_to_the_last_byte_takes_writes_again_once_chunks_are_freed() {
+    for limit in [4_000_000, 4_200_000, 4_400_000, 4_700_001] {
+        let memory = CrashDisk::new();
+        let no_floor = StoreOptions {
+            floor_bytes: 0,
+            ..options()
+        };
+        let (store, disk, full) = open_with(&memory, &no_floor);
+        full.limit.store(limit, Ordering::Relaxed);
+        let counts = fill_all(&disk);
+        assert!(counts[0] > 50, "{counts:?}");
+        assert_eq!(disk.tidy(), Err(Error::NoSpace(DiskIndex(0))));
+        disk.delete(&[ChunkId(1), ChunkId(2)]).unwrap();
+        disk.delete(&[ChunkId(3), ChunkId(4)]).unwrap();
+        for number in 0..10 {
+            let op = write(5, 1, counts[4] * 4096 + number * 4096, vec![5; 4096]);
+            disk.write_wait(synced(op)).unwrap();
+        }
+        disk.write_wait(synced(write(9, 1, 0, vec![6; 4096])))
+            .unwrap();
+        disk.tidy().unwrap();
+        check_all(&disk, 5..=8, &counts);
+        assert_eq!(disk.failure(), None);
+        drop((store, disk));
+        let (_store, disk, _) = open_with(&memory.power_loss(limit), &no_floor);
+        check_all(&disk, 5..=8, &counts);
+        assert_eq!(
+            content(&disk, 1),
+            Err(Error::NoSuchChunk(ChunkId(1))),
+            "freed for good"
+        );
+    }
+}
+
+/// Copies do not grow below the floor, so what is in the log can always move.
+#[test]
+fn below_the_floor_copies_do_not_grow_and_what_is_logged_still_moves() {
+    let memory = CrashDisk::new();
+    // Growth ends at half of it; the log may still grow, which is to fit too.
+    let options = StoreOptions {
+        floor_bytes: 6 << 20,
+        ..options()
+    };
+    let (_store, disk, full) = open_with(&memory, &options);
+    full.limit.store(9_000_000, Ordering::Relaxed);
+    disk.space().unwrap();
+    let counts = fill_all(&disk);
+    assert!(counts[0] > 50, "{counts:?}");
+    disk.tidy().unwrap();
+    assert!(full.free() > 0 && full.free() < 3 << 20);
+    // What is there may be written for as long as one likes.
+    for round in 0..200 {
+        let offset = round % counts[0] * 4096;
+        let bytes = pattern(1, 1, offset, 4096);
+        disk.write_wait(synced(write(1, 1, offset, bytes))).unwrap();
+    }
+    let more = write(1, 1, counts[0] * 4096, vec![5; 100_000]);
+    assert_eq!(disk.write_wait(more), Err(Error::NoSpace(DiskIndex(0))));
+    disk.tidy().unwrap();
+    check_all(&disk, 1..=8, &counts);
+    let freed: Vec<ChunkId> = (2..=7).map(ChunkId).collect();
+    disk.delete(&freed).unwrap();
+    disk.write_wait(write(1, 1, counts[0] * 4096, vec![5; 100_000]))
+        .unwrap();
+}
+
+/// A hole inside a copy has no room of its own.
+#[test]
+fn far_below_the_floor_holes_are_not_filled() {
+    let memory = CrashDisk::new();
+    let (_store, disk, full) = open(&memory);
+    disk.write_wait(synced(write(1, 1, 0, vec![5; 4096])))
+        .unwrap();
+    disk.write_wait(synced(write(1, 1, 1 << 20, vec![5; 4096])))
+        .unwrap();
+    disk.tidy().unwrap();
+    full.limit.store(1, Ordering::Relaxed);
+    assert!(disk.is_full().unwrap());
+    let refused = disk.write_wait(write(1, 1, 8192, vec![5; 4096]));
+    assert_eq!(refused, Err(Error::NoSpace(DiskIndex(0))));
+    disk.write_wait(synced(write(1, 1, 100, vec![6; 3000])))
+        .unwrap();
 }

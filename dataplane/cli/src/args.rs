@@ -232,6 +232,8 @@ pub(crate) struct Chunkserver {
 pub(crate) enum Cs {
     /// List chunkservers
     Ls,
+    /// What each chunkserver has done since it was started
+    Stat,
     /// Change labels: +A, -B, key=value, -key
     Label {
         /// Chunkserver id
@@ -247,6 +249,11 @@ pub(crate) enum Cs {
         /// on or off
         #[arg(value_parser = ["on", "off"])]
         state: String,
+    },
+    /// Forget a chunkserver that is down and will not come back: its copies are made elsewhere
+    Forget {
+        /// Chunkserver id
+        id: u64,
     },
 }
 

@@ -12,6 +12,8 @@ use hither_proto::meta::{HeldLease, Hint};
 use hither_proto::stored::Inode;
 use parking_lot::Mutex;
 
+use crate::entries::{Entries, Position, Target};
+
 /// Attributes and how long the kernel may keep them.
 #[derive(Debug, Clone)]
 pub struct Attributes {
@@ -41,20 +43,17 @@ struct Node {
     inode: Option<Inode>,
     leased: bool,
     place: Option<(InodeId, Bytes)>,
-    dir: Option<DirNode>,
+    dir: Option<Box<Entries>>,
+    /// Moment at which this mount itself changed the inode: what was read before is not kept.
+    changed_at: u64,
     used: bool,
-}
-
-#[derive(Debug, Default)]
-struct DirNode {
-    leased: bool,
-    complete: bool,
-    entries: BTreeMap<Bytes, Option<InodeId>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     nodes: BTreeMap<InodeId, Node>,
+    /// Directories with their entries, for a bound: at most how many they have.
+    entries: usize,
     clock: u64,
     recalled: BTreeMap<InodeId, u64>,
     /// Everything was dropped at this moment.
@@ -86,84 +85,170 @@ impl Cache {
         self.state.lock().still_good(ino, sent)
     }
 
-    /// Keeps an inode; without a lease only its place.
+    /// Keeps an inode that was read; without a lease only its place.
     pub(crate) fn put_inode(
         &self,
         sent: SentAt,
         inode: &Inode,
         leased: bool,
         place: Option<(InodeId, &Bytes)>,
-    ) -> bool {
+    ) {
         let mut state = self.state.lock();
-        let ino = InodeId(inode.ino);
-        let good = leased && state.still_good(ino, sent);
-        let node = state.nodes.entry(ino).or_default();
-        node.used = true;
-        if let Some((parent, name)) = place {
-            node.place = Some((parent, name.clone()));
-        }
-        node.leased = good;
-        node.inode = good.then(|| inode.clone());
+        state.put(sent, inode, leased, place);
         state.bound(self.inodes_max);
-        good
     }
 
-    /// Keeps an entry if the directory is leased.
+    /// Keeps an inode as a change of this mount has left it.
+    pub(crate) fn put_changed(
+        &self,
+        sent: SentAt,
+        inode: &Inode,
+        leased: bool,
+        place: Option<(InodeId, &Bytes)>,
+    ) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        state.put(sent, inode, leased, place);
+        state.clock += 1;
+        if let Some(node) = state.nodes.get_mut(&InodeId(inode.ino)) {
+            if node.changed_at > sent.0 {
+                // Two changes at a time: nobody here knows which was the last.
+                node.inode = None;
+            }
+            node.changed_at = state.clock;
+        }
+        state.bound(self.inodes_max);
+    }
+
+    /// Keeps an entry that was read, if the directory is leased.
     pub(crate) fn put_entry(
         &self,
         sent: SentAt,
         dir: InodeId,
         name: &Bytes,
-        ino: Option<InodeId>,
+        target: Option<Target>,
         leased: bool,
-    ) -> bool {
+    ) {
         let mut state = self.state.lock();
         let good = leased && state.still_good(dir, sent);
-        let entries = state
-            .nodes
-            .entry(dir)
-            .or_default()
-            .dir
-            .get_or_insert_default();
-        if good {
-            entries.leased = true;
-            entries.entries.insert(name.clone(), ino);
-        } else {
-            entries.entries.remove(name);
-            entries.complete = false;
+        let entries = state.entries_of(dir);
+        if !entries.takes(sent.0) {
+            return;
         }
-        good
+        if good {
+            entries.learn(name, target);
+            state.entries += 1;
+            state.bound_entries(self.inodes_max, dir);
+        } else {
+            entries.forget(name);
+        }
     }
 
-    /// A whole listing is known.
-    pub(crate) fn put_complete(&self, sent: SentAt, dir: InodeId, leased: bool) {
+    /// Keeps an entry this mount has made, if the directory is leased.
+    pub(crate) fn put_made(
+        &self,
+        sent: SentAt,
+        dir: InodeId,
+        name: &Bytes,
+        target: Target,
+        leased: bool,
+    ) {
         let mut state = self.state.lock();
-        if leased && state.still_good(dir, sent) {
-            let entries = state
-                .nodes
-                .entry(dir)
-                .or_default()
-                .dir
-                .get_or_insert_default();
-            entries.leased = true;
-            entries.complete = true;
+        let state = &mut *state;
+        let good = leased && state.still_good(dir, sent);
+        state.clock += 1;
+        let clock = state.clock;
+        let entries = state.entries_of(dir);
+        if good {
+            entries.learn(name, Some(target));
+        } else {
+            entries.forget(name);
         }
+        entries.changed(clock);
+        state.entries += 1;
+        state.bound_entries(self.inodes_max, dir);
+    }
+
+    /// Keeps a page of a listing; with `complete` the listing began when `first` was sent, and
+    /// this was its last page.
+    pub(crate) fn put_listed(
+        &self,
+        sent: SentAt,
+        dir: InodeId,
+        page: impl ExactSizeIterator<Item = (Position, Target)>,
+        complete: Option<SentAt>,
+    ) {
+        let mut state = self.state.lock();
+        if !state.still_good(dir, sent) || !state.entries_of(dir).takes(sent.0) {
+            return;
+        }
+        state.entries += page.len();
+        let complete = complete.is_some_and(|first| state.still_good(dir, first));
+        // Own changes since the first page are in it already.
+        let entries = state.entries_of(dir);
+        for (position, target) in page {
+            entries.learn_listed(position, target);
+        }
+        if complete {
+            entries.set_complete();
+        }
+        state.bound_entries(self.inodes_max, dir);
+    }
+
+    /// A directory without entries was made.
+    pub(crate) fn put_empty(&self, sent: SentAt, dir: InodeId) {
+        self.put_listed(sent, dir, std::iter::empty(), Some(sent));
     }
 
     /// What is known of a name.
     pub(crate) fn lookup(&self, dir: InodeId, name: &Bytes) -> Known {
         let state = self.state.lock();
-        let Some(entries) = state.nodes.get(&dir).and_then(|node| node.dir.as_ref()) else {
-            return Known::Unknown;
-        };
-        if !entries.leased {
-            return Known::Unknown;
-        }
-        match entries.entries.get(name) {
-            Some(Some(ino)) => Known::Is(*ino),
+        let entries = state.nodes.get(&dir).and_then(|node| node.dir.as_ref());
+        match entries.and_then(|entries| entries.lookup(name)) {
+            Some(Some(target)) => Known::Is(target.ino),
             Some(None) => Known::Absent,
-            None if entries.complete => Known::Absent,
             None => Known::Unknown,
+        }
+    }
+
+    /// What is known to be under a name.
+    pub(crate) fn target(&self, dir: InodeId, name: &Bytes) -> Option<Target> {
+        let state = self.state.lock();
+        state.nodes.get(&dir)?.dir.as_ref()?.lookup(name).flatten()
+    }
+
+    /// A page of the directory, if all of it is known.
+    pub(crate) fn list(
+        &self,
+        dir: InodeId,
+        after: Option<&Position>,
+        limit: usize,
+    ) -> Option<(Vec<(Position, Target)>, bool)> {
+        let state = self.state.lock();
+        state.nodes.get(&dir)?.dir.as_ref()?.list(after, limit)
+    }
+
+    /// Notes that a name had to be asked for; whether the whole directory should be fetched, which
+    /// it never is with more than `most` entries. [`fetched`](Self::fetched) says that it was.
+    pub(crate) fn count_miss(&self, dir: InodeId, most: u64) -> bool {
+        let mut state = self.state.lock();
+        let Some(node) = state.nodes.get_mut(&dir) else {
+            return false;
+        };
+        // Without attributes nobody knows how large it is.
+        let size = node.inode.as_ref().map_or(u64::MAX, |inode| inode.size);
+        size <= most
+            && node
+                .dir
+                .as_mut()
+                .is_some_and(|entries| entries.count_miss(size))
+    }
+
+    /// Fetching the whole directory has ended.
+    pub(crate) fn fetched(&self, dir: InodeId) {
+        let mut state = self.state.lock();
+        if let Some(entries) = state.nodes.get_mut(&dir).and_then(|node| node.dir.as_mut()) {
+            entries.fetched();
         }
     }
 
@@ -195,29 +280,43 @@ impl Cache {
             .nodes
             .get(&dir)
             .and_then(|node| node.dir.as_ref())
-            .is_some_and(|dir| dir.leased)
+            .is_some_and(|dir| dir.is_leased())
     }
 
     /// Attributes changed by this client itself: the lease stays, the values have to be fetched.
     pub(crate) fn outdate(&self, ino: InodeId) {
-        if let Some(node) = self.state.lock().nodes.get_mut(&ino) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if let Some(node) = state.nodes.get_mut(&ino) {
+            state.clock += 1;
+            node.changed_at = state.clock;
             node.inode = None;
         }
     }
 
     /// A name is gone or stands for something else; what else is known of the directory stays.
-    pub(crate) fn set_entry(&self, dir: InodeId, name: &Bytes, ino: Option<InodeId>) {
+    pub(crate) fn set_entry(&self, dir: InodeId, name: &Bytes, target: Option<Target>) {
         let mut state = self.state.lock();
-        let known = state.nodes.get_mut(&dir).and_then(|node| node.dir.as_mut());
-        if let Some(entries) = known
-            && entries.leased
-        {
-            entries.entries.insert(name.clone(), ino);
+        let state = &mut *state;
+        state.clock += 1;
+        if let Some(entries) = state.nodes.get_mut(&dir).and_then(|node| node.dir.as_mut()) {
+            entries.set(name, target, state.clock);
         }
-        if let Some(ino) = ino
-            && let Some(node) = state.nodes.get_mut(&ino)
+        if let Some(target) = target
+            && let Some(node) = state.nodes.get_mut(&target.ino)
         {
             node.place = Some((dir, name.clone()));
+        }
+    }
+
+    /// Nothing is known of a name any more.
+    pub(crate) fn forget_entry(&self, dir: InodeId, name: &Bytes) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        state.clock += 1;
+        if let Some(entries) = state.nodes.get_mut(&dir).and_then(|node| node.dir.as_mut()) {
+            entries.forget(name);
+            entries.changed(state.clock);
         }
     }
 
@@ -246,24 +345,20 @@ impl Cache {
         }
     }
 
-    /// A name (or with `None` the whole directory) is taken back; the names that were known.
-    pub(crate) fn recall_entries(&self, dir: InodeId, name: Option<&Bytes>) -> Vec<Bytes> {
+    /// A name (or with `None` the whole directory) is taken back. Whether the kernel may know
+    /// anything of it.
+    pub(crate) fn recall_entries(&self, dir: InodeId, name: Option<&Bytes>) -> bool {
         let mut state = self.state.lock();
         state.note_recall(dir);
         let Some(entries) = state.nodes.get_mut(&dir).and_then(|node| node.dir.as_mut()) else {
-            return Vec::new();
+            return false;
         };
         match name {
             Some(name) => {
-                entries.entries.remove(name);
-                entries.complete = false;
-                vec![name.clone()]
+                entries.forget(name);
+                true
             }
-            None => {
-                entries.leased = false;
-                entries.complete = false;
-                std::mem::take(&mut entries.entries).into_keys().collect()
-            }
+            None => entries.give_back(),
         }
     }
 
@@ -292,7 +387,7 @@ impl Cache {
             .nodes
             .iter()
             .filter_map(|(ino, node)| {
-                let entries = node.dir.as_ref().is_some_and(|dir| dir.leased);
+                let entries = node.dir.as_ref().is_some_and(|dir| dir.is_leased());
                 (node.leased || entries).then(|| HeldLease {
                     ino: ino.0,
                     attributes: node.leased,
@@ -305,6 +400,20 @@ impl Cache {
 }
 
 impl State {
+    fn put(&mut self, sent: SentAt, inode: &Inode, leased: bool, place: Option<(InodeId, &Bytes)>) {
+        let ino = InodeId(inode.ino);
+        let good = leased && self.still_good(ino, sent);
+        let node = self.nodes.entry(ino).or_default();
+        node.used = true;
+        if let Some((parent, name)) = place {
+            node.place = Some((parent, name.clone()));
+        }
+        if node.changed_at <= sent.0 {
+            node.leased = good;
+            node.inode = good.then(|| inode.clone());
+        }
+    }
+
     fn still_good(&self, ino: InodeId, sent: SentAt) -> bool {
         self.dropped <= sent.0 && self.recalled.get(&ino).is_none_or(|at| *at <= sent.0)
     }
@@ -346,9 +455,44 @@ impl State {
                 .get_mut(&parent)
                 .and_then(|node| node.dir.as_mut());
             if let Some(dir) = dir {
-                dir.entries.remove(&name);
-                dir.complete = false;
+                dir.forget(&name);
+                // A listing under way must not count as complete.
+                self.note_recall(parent);
             }
+        }
+    }
+
+    fn entries_of(&mut self, dir: InodeId) -> &mut Entries {
+        let node = self.nodes.entry(dir).or_default();
+        node.dir.get_or_insert_default().as_mut()
+    }
+
+    /// Forgets the entries of whole directories, `last` at last, while there are too many.
+    fn bound_entries(&mut self, entries_max: usize, last: InodeId) {
+        if self.entries <= entries_max {
+            return;
+        }
+        let count = |node: &Node| node.dir.as_ref().map_or(0, |dir| dir.len());
+        self.entries = self.nodes.values().map(count).sum();
+        let mut dirs: Vec<InodeId> = self
+            .nodes
+            .iter()
+            .filter(|(ino, node)| **ino != last && count(node) > 0)
+            .map(|(ino, _)| *ino)
+            .collect();
+        dirs.push(last);
+        for dir in dirs {
+            if self.entries <= entries_max / 4 * 3 {
+                break;
+            }
+            let Some(node) = self.nodes.get_mut(&dir) else {
+                continue;
+            };
+            self.entries -= count(node);
+            if let Some(entries) = &mut node.dir {
+                entries.forget_all();
+            }
+            self.note_recall(dir);
         }
     }
 }
@@ -359,6 +503,13 @@ const RECALLED_MAX: usize = 10_000;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn target(ino: u64) -> Target {
+        Target {
+            ino: InodeId(ino),
+            kind: 0o100_000,
+        }
+    }
 
     fn inode(ino: u64) -> Inode {
         Inode {
@@ -372,13 +523,14 @@ mod tests {
         let cache = Cache::new(100);
         let sent = cache.sent_at();
         cache.recall_attributes(InodeId(5));
-        assert!(!cache.put_inode(sent, &inode(5), true, None));
+        cache.put_inode(sent, &inode(5), true, None);
         assert_eq!(cache.attributes(InodeId(5)), None);
+        cache.put_inode(sent, &inode(6), true, None);
         assert!(
-            cache.put_inode(sent, &inode(6), true, None),
+            cache.attributes(InodeId(6)).is_some(),
             "others are not touched"
         );
-        assert!(cache.put_inode(cache.sent_at(), &inode(5), true, None));
+        cache.put_inode(cache.sent_at(), &inode(5), true, None);
         assert!(cache.attributes(InodeId(5)).is_some());
         cache.drop_all();
         assert_eq!(cache.attributes(InodeId(5)), None);
@@ -389,13 +541,68 @@ mod tests {
         let cache = Cache::new(100);
         let (dir, name) = (InodeId(2), Bytes::from_static(b"x"));
         assert_eq!(cache.lookup(dir, &name), Known::Unknown);
-        cache.put_complete(cache.sent_at(), dir, true);
+        cache.put_empty(cache.sent_at(), dir);
         assert_eq!(cache.lookup(dir, &name), Known::Absent);
-        cache.set_entry(dir, &name, Some(InodeId(9)));
+        cache.set_entry(dir, &name, Some(target(9)));
         assert_eq!(cache.lookup(dir, &name), Known::Is(InodeId(9)));
         cache.recall_entries(dir, Some(&name));
         assert_eq!(cache.lookup(dir, &name), Known::Unknown);
-        assert_eq!(cache.recall_entries(dir, None), Vec::<Bytes>::new());
+        assert!(cache.recall_entries(dir, None), "the kernel knows names");
+        assert!(!cache.recall_entries(dir, None), "given back already");
+    }
+
+    #[test]
+    fn what_was_read_before_an_own_change_is_not_kept() {
+        let cache = Cache::new(100);
+        let (dir, name) = (InodeId(2), Bytes::from_static(b"x"));
+        cache.put_empty(cache.sent_at(), dir);
+        let read = cache.sent_at();
+        let changed = cache.sent_at();
+        let grown = Inode {
+            size: 9,
+            ..inode(5)
+        };
+        cache.put_changed(changed, &grown, true, None);
+        cache.put_made(changed, dir, &name, target(5), true);
+        cache.put_inode(read, &inode(5), true, None);
+        cache.put_entry(read, dir, &name, None, true);
+        assert_eq!(cache.attributes(InodeId(5)), Some(grown.clone()));
+        assert_eq!(cache.lookup(dir, &name), Known::Is(InodeId(5)));
+        cache.set_entry(dir, &name, None);
+        let page = std::iter::once((Position::of(&name), target(5)));
+        cache.put_listed(read, dir, page, Some(read));
+        assert_eq!(
+            cache.lookup(dir, &name),
+            Known::Absent,
+            "removed since it was listed"
+        );
+        cache.put_changed(changed, &inode(5), true, None);
+        assert_eq!(
+            cache.attributes(InodeId(5)),
+            None,
+            "which change was the last?"
+        );
+    }
+
+    #[test]
+    fn pages_make_a_whole_only_without_a_recall_between_them() {
+        let cache = Cache::new(100);
+        let (dir, names) = (
+            InodeId(2),
+            [Bytes::from_static(b"x"), Bytes::from_static(b"y")],
+        );
+        let page = |n: usize| std::iter::once((Position::of(&names[n]), target(n as u64)));
+        let first = cache.sent_at();
+        cache.put_listed(first, dir, page(0), None);
+        cache.recall_entries(dir, Some(&names[0]));
+        cache.put_listed(cache.sent_at(), dir, page(1), Some(first));
+        assert_eq!(cache.list(dir, None, 10), None);
+        assert_eq!(cache.lookup(dir, &names[0]), Known::Unknown);
+        let first = cache.sent_at();
+        cache.put_listed(first, dir, page(0), None);
+        cache.put_listed(cache.sent_at(), dir, page(1), Some(first));
+        let (listed, end) = cache.list(dir, None, 10).expect("all are known");
+        assert_eq!((listed.len(), end), (2, true));
     }
 
     #[test]
@@ -404,10 +611,35 @@ mod tests {
         for ino in 10..1000 {
             let name = Bytes::from(ino.to_string());
             let place = Some((InodeId(2), &name));
-            cache.put_entry(cache.sent_at(), InodeId(2), &name, Some(InodeId(ino)), true);
+            cache.put_entry(cache.sent_at(), InodeId(2), &name, Some(target(ino)), true);
             cache.put_inode(cache.sent_at(), &inode(ino), true, place);
         }
         assert!(cache.state.lock().nodes.len() <= 102);
         assert!(cache.attributes(InodeId(999)).is_some());
+    }
+
+    #[test]
+    fn entries_are_bounded_and_what_is_dropped_is_not_taken_for_absent() {
+        let cache = Cache::new(100);
+        let name = |n: u64| Bytes::from(n.to_string());
+        for dir in [2, 3] {
+            cache.put_empty(cache.sent_at(), InodeId(dir));
+            for n in 0..80 {
+                cache.put_entry(
+                    cache.sent_at(),
+                    InodeId(dir),
+                    &name(n),
+                    Some(target(n)),
+                    true,
+                );
+            }
+        }
+        assert_eq!(cache.lookup(InodeId(2), &name(1)), Known::Unknown);
+        assert_eq!(cache.lookup(InodeId(3), &name(1)), Known::Is(InodeId(1)));
+        assert_eq!(cache.lookup(InodeId(3), &name(99)), Known::Absent);
+        assert!(
+            cache.recall_entries(InodeId(2), None),
+            "the kernel may still know names"
+        );
     }
 }

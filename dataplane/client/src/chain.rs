@@ -8,7 +8,7 @@ use crate::servers::Candidate;
 pub(crate) type Link = (ChunkserverId, ChunkserverId);
 
 /// The chain in an order that uses no link known to be broken, if there is one; the wanted order
-/// changes as little as possible.
+/// changes as little as possible, and members that are being filled stay behind the others.
 pub(crate) fn avoiding(chain: Vec<Candidate>, broken: &[Link]) -> Vec<Candidate> {
     fn extend(
         at: ChunkserverId,
@@ -19,9 +19,11 @@ pub(crate) fn avoiding(chain: Vec<Candidate>, broken: &[Link]) -> Vec<Candidate>
         if left.is_empty() {
             return true;
         }
+        let in_sync_left = left.iter().any(|candidate| !candidate.filling);
         for n in 0..left.len() {
             let next = left.remove(n);
-            if !broken.contains(&(at, next.id)) {
+            let in_turn = !(next.filling && in_sync_left);
+            if in_turn && !broken.contains(&(at, next.id)) {
                 let id = next.id;
                 done.push(next.clone());
                 if extend(id, left, done, broken) {
@@ -52,6 +54,7 @@ mod tests {
                 id: ChunkserverId(*id),
                 address: id.to_string(),
                 farness: (0, 0),
+                filling: *id >= 10,
             })
             .collect()
     }
@@ -75,5 +78,9 @@ mod tests {
             vec![1, 2],
             "no way: as wanted"
         );
+        // A member that is being filled (here: from 10 on) is never put before one that is not.
+        assert_eq!(ids(&avoiding(chain(&[1, 10]), &[link(1, 10)])), vec![1, 10]);
+        let round = avoiding(chain(&[1, 2, 10, 11]), &[link(2, 10), link(10, 11)]);
+        assert_eq!(ids(&round), vec![1, 2, 11, 10]);
     }
 }

@@ -33,8 +33,8 @@ use crate::session::{AskError, How, Session, SessionOwner};
 pub trait KernelCaches: Send + Sync + 'static {
     /// Attributes of an inode, and with `data` its pages.
     fn forget_inode(&self, ino: InodeId, data: bool) -> BoxFuture<'static, ()>;
-    /// An entry of a directory.
-    fn forget_entry(&self, dir: InodeId, name: Bytes) -> BoxFuture<'static, ()>;
+    /// An entry of a directory, or with an empty name all of them.
+    fn forget_entries(&self, dir: InodeId, name: &Bytes) -> BoxFuture<'static, ()>;
 }
 
 /// For front ends without a kernel behind them.
@@ -46,7 +46,7 @@ impl KernelCaches for NoKernelCaches {
         Box::pin(std::future::ready(()))
     }
 
-    fn forget_entry(&self, _: InodeId, _: Bytes) -> BoxFuture<'static, ()> {
+    fn forget_entries(&self, _: InodeId, _: &Bytes) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
 }
@@ -267,7 +267,7 @@ impl Inner {
         self.session(self.rank_of_inode(ino))
     }
 
-    fn rank_of_inode(&self, ino: InodeId) -> RankId {
+    pub(crate) fn rank_of_inode(&self, ino: InodeId) -> RankId {
         match self.cache.hint(ino) {
             Some(hint) => self.rank_of_name(InodeId(hint.parent), &hint.name),
             None => self.rank_of_name(ino, b""),
@@ -320,7 +320,7 @@ impl Inner {
         self.ask_rank(self.rank_of_name(dir, name), op, how).await
     }
 
-    async fn ask_rank(&self, first: RankId, op: Op, how: How) -> Result<Reply, FsError> {
+    pub(crate) async fn ask_rank(&self, first: RankId, op: Op, how: How) -> Result<Reply, FsError> {
         self.operations.fetch_add(1, Ordering::Relaxed);
         let mut rank = first;
         for _ in 0..HOPS_MAX {
@@ -359,6 +359,21 @@ impl Inner {
         self.files.lock().len()
     }
 
+    /// Forgets files of which nothing is held. The caller holds an `Arc` of each.
+    pub(crate) fn forget_given_back(&self, given: &[InodeId]) {
+        let mut known = self.files.lock();
+        for ino in given {
+            let idle = known.get(ino).is_some_and(|file| {
+                file.handles.lock().open == 0
+                    && file.lease() == Lease::None
+                    && Arc::strong_count(file) <= 2
+            });
+            if idle {
+                known.remove(ino);
+            }
+        }
+    }
+
     /// Forgets a file of which nothing is held. The caller holds its gate and an `Arc` from
     /// [`all_files`](Self::all_files).
     pub(crate) fn forget_if_unused(&self, file: &Arc<File>) {
@@ -392,6 +407,8 @@ impl Inner {
 impl Inner {
     /// Gives back every file, many at a time.
     async fn give_all_back(self: &Arc<Self>) -> Result<(), FsError> {
+        // Those of which nothing has to be said take no request each.
+        self.forget_unused_files(usize::MAX).await;
         let files = self.all_files();
         let (mut left, mut lost, mut first) = (files.len(), 0usize, Ok(()));
         let ends =

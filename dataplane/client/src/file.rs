@@ -90,6 +90,8 @@ pub(crate) struct Data {
     /// Rounds of tidying in which something was unreported, and in which nothing happened.
     pub(crate) ticks_unreported: u32,
     pub(crate) ticks_idle: u32,
+    /// Something was sent to a chunkserver under the lease, whatever became of it.
+    pub(crate) sent: bool,
 }
 
 /// A file this mount has something of.
@@ -105,7 +107,7 @@ pub(crate) struct File {
     /// Reads begun.
     reads: AtomicU64,
     /// One request for a lease at a time.
-    pub(crate) acquiring: tokio::sync::Mutex<()>,
+    pub(crate) acquiring: Arc<tokio::sync::Mutex<()>>,
     /// One flusher at a time.
     pub(crate) flushing: tokio::sync::Mutex<()>,
     /// One at a time makes data stable: who waits for it finds everything of the other stable too.
@@ -167,7 +169,7 @@ impl File {
             gate: Arc::default(),
             asked: Notify::new(),
             reads: AtomicU64::new(0),
-            acquiring: tokio::sync::Mutex::new(()),
+            acquiring: Arc::default(),
             flushing: tokio::sync::Mutex::new(()),
             syncing: tokio::sync::Mutex::new(()),
             handles: Mutex::default(),
@@ -267,6 +269,7 @@ impl Data {
             data.chains.clear();
             data.young.clear();
             data.generation += 1;
+            data.sent = false;
         }
         for chunk in &reply.chunks {
             data.learn(chunk);
@@ -352,6 +355,11 @@ impl File {
             data.unreported_size = false;
         }
     }
+
+    /// The exclusive lease, if nothing was done under it.
+    pub(crate) fn unused_lease(&self) -> Option<LeaseId> {
+        self.data.lock().unused_lease()
+    }
 }
 
 impl Data {
@@ -391,6 +399,21 @@ impl Data {
             epochs,
             ..WriteReport::default()
         }
+    }
+
+    /// The exclusive lease, if nothing was done under it.
+    pub(crate) fn unused_lease(&self) -> Option<LeaseId> {
+        let Lease::Exclusive(lease) = self.lease else {
+            return None;
+        };
+        let used = self.sent
+            || self.unreported_size
+            || self.errors.untold().is_err()
+            || !self.dirty.is_empty()
+            || !self.in_flight.is_empty()
+            || !self.unsynced.is_empty()
+            || !self.unreported.is_empty();
+        (!used).then_some(lease)
     }
 
     /// The lease is gone, and with it everything known under it.

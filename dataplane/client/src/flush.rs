@@ -212,11 +212,12 @@ impl Inner {
         };
         loop {
             let (chunk, lease, floor) = {
-                let data = file.data.lock();
+                let mut data = file.data.lock();
                 let (Lease::Exclusive(lease), true) = (data.lease, data.tenure == frame.tenure)
                 else {
                     return Err(lease_gone());
                 };
+                data.sent = true;
                 let chunk = *data.refs.get(&index).ok_or(Errno::EIO)?;
                 write.chain_number = data.chains.get(&index).copied().unwrap_or(1);
                 write.may_create = data.young.contains(&index);
@@ -324,7 +325,6 @@ impl Inner {
             return Err(crate::session::timed_out("the chunk's servers"));
         }
         let version = self.link.map().version();
-        let group = GroupId(chunk.group);
         match trouble {
             Trouble::Final(error) => return Err(error),
             Trouble::Overtaken { .. } => return Err(lease_gone()),
@@ -333,7 +333,9 @@ impl Inner {
                     self.servers.suspect(to, &address);
                     self.servers.pool.drop_connection(&address);
                 }
-                let links = self.servers.note_broken(group, epoch, (from, to));
+                self.servers.link_broken((from, to));
+                // With what other chunks have shown: the manager is to see all at once.
+                let links = self.servers.broken_links();
                 let report = ReportUnreachable {
                     from: from.0,
                     to: to.0,
@@ -359,7 +361,6 @@ impl Inner {
                 if self.link.refresh(REPORT_TIMEOUT).await.is_err() {
                     self.wait_for_map(version, BROKEN_PAUSE).await;
                 }
-                self.servers.forget_broken(group);
                 tokio::time::sleep(STALE_PAUSE).await;
             }
             Trouble::Wait => self.wait_for_map(version, BROKEN_PAUSE).await,

@@ -4,9 +4,9 @@
 //! | --- | --- |
 //! | `servers` | chunkservers as this mount sees them: order, suspects, latency, load |
 //! | `session`, `resume` | the session with the metadata servers: numbers, resending, renewal |
-//! | `cache` | attributes and entries under leases |
+//! | `cache`, `entries` | attributes and entries under leases |
 //! | `recall` | giving leases back |
-//! | `names` | operations on names and attributes |
+//! | `names`, `list` | operations on names and attributes |
 //! | `lease`, `file` | data leases and what this mount holds under them |
 //! | `read`, `attempt` | reading: read-ahead, the copies in turn |
 //! | `write`, `flush`, `chain`, `sync` | writing: into memory, along chains, to stable storage |
@@ -21,12 +21,14 @@ mod chain;
 mod client;
 mod config;
 mod counters;
+mod entries;
 mod error;
 mod errors;
 mod extents;
 mod file;
 mod flush;
 mod lease;
+mod list;
 mod locks;
 mod names;
 mod read;
@@ -45,5 +47,6 @@ pub use config::ClientConfig;
 pub use counters::{Locality, LocalityReport};
 pub use error::FsError;
 pub use file::OpenFile;
-pub use names::{Created, Found, Listing, ListingEntry, SetAttributes};
+pub use list::{GoOn, Listing, ListingEntry};
+pub use names::{Created, Found, SetAttributes};
 pub use r#where::{ChunkPlace, ServerPlace};

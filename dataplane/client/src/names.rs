@@ -6,14 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use hither_proto::ids::{InodeId, ROOT};
 use hither_proto::meta::{
-    Caller, CloseInode, Create, Getattr, Link, Lookup, Readdir, RemoveXattr, Rename, Reply,
-    SetXattr, Setattr, Space, Statfs, Unlink, request::Op,
+    Caller, CloseInode, Create, Getattr, Link, Lookup, RemoveXattr, Rename, Reply, SetXattr,
+    Setattr, Space, Statfs, Unlink, request::Op,
 };
 use hither_proto::status::Errno;
 use hither_proto::stored::Inode;
 
 use crate::cache::{Attributes, Known};
 use crate::client::{Client, Inner};
+use crate::entries::Target;
 use crate::error::FsError;
 use crate::file::{File, Lease, OpenFile};
 use crate::session::How;
@@ -34,32 +35,6 @@ pub struct Created {
     pub found: Found,
     /// It was there already (only without `exclusive`).
     pub existed: bool,
-}
-
-/// An entry of a listing.
-#[derive(Debug, Clone)]
-pub struct ListingEntry {
-    /// The name.
-    pub name: Bytes,
-    /// The inode's number.
-    pub ino: InodeId,
-    /// File type bits.
-    pub kind: u32,
-    /// Cookie of the position behind the entry.
-    pub cookie: u64,
-    /// The inode, where it is known.
-    pub found: Option<Found>,
-}
-
-/// Part of a directory.
-#[derive(Debug, Clone, Default)]
-pub struct Listing {
-    /// Entries in the order of their positions.
-    pub entries: Vec<ListingEntry>,
-    /// Nothing follows.
-    pub end: bool,
-    /// Where to go on.
-    pub next: Option<(u64, Bytes)>,
 }
 
 /// Attributes to be changed.
@@ -101,6 +76,10 @@ impl Client {
     /// # Errors
     /// `ENOENT`, `ENOTDIR` and what the metadata server says.
     pub async fn lookup(&self, dir: InodeId, name: &Bytes) -> Result<Found, FsError> {
+        if name.len() > hither_proto::ids::NAME_MAX {
+            // Also where every name is known: it is not merely absent.
+            return Err(Errno::ENAMETOOLONG.into());
+        }
         let inner = &self.inner;
         match inner.cache.lookup(dir, name) {
             Known::Absent if inner.is_valid(dir) => return Err(Errno::ENOENT.into()),
@@ -117,12 +96,13 @@ impl Client {
             name: name.clone(),
         });
         let reply = inner.ask_name(dir, name, op, How::default()).await?;
+        inner.note_miss(dir);
         match &reply.inode {
             Some(inode) => {
-                let ino = Some(InodeId(inode.ino));
+                let target = Some(Target::of(inode));
                 inner
                     .cache
-                    .put_entry(sent, dir, name, ino, reply.entries_leased);
+                    .put_entry(sent, dir, name, target, reply.entries_leased);
                 let place = Some((dir, name));
                 inner
                     .cache
@@ -187,13 +167,16 @@ impl Client {
         let reply = inner.ask_name(dir, &name, Op::Create(request), how).await?;
         let inode = reply.inode.clone().ok_or(Errno::EIO)?;
         let ino = InodeId(inode.ino);
-        inner.cache.outdate(dir);
+        inner.take_parents(sent, &reply, dir, dir);
         inner
             .cache
-            .put_entry(sent, dir, &name, Some(ino), reply.entries_leased);
+            .put_made(sent, dir, &name, Target::of(&inode), reply.entries_leased);
+        if reply.directory_leased {
+            inner.cache.put_empty(sent, ino);
+        }
         inner
             .cache
-            .put_inode(sent, &inode, reply.attributes_leased, Some((dir, &name)));
+            .put_changed(sent, &inode, reply.attributes_leased, Some((dir, &name)));
         if reply.data_lease != 0 {
             let file = inner.file(ino);
             let mut data = file.data.lock();
@@ -222,20 +205,24 @@ impl Client {
     ) -> Result<(), FsError> {
         let inner = &self.inner;
         let (expect_ino, held_open) = inner.expected(dir, name);
+        let file = inner.known_file(InodeId(expect_ino));
+        let unused = file.and_then(|file| file.unused_lease());
         let op = Unlink {
             parent: dir.0,
             name: name.clone(),
             directory,
             expect_ino,
             held_open,
+            unused_lease: unused.map_or(0, |lease| lease.0),
         };
         let how = How {
             changes: true,
             caller,
             ..How::default()
         };
+        let sent = inner.cache.sent_at();
         let reply = inner.ask_name(dir, name, Op::Unlink(op), how).await?;
-        inner.cache.outdate(dir);
+        inner.take_parents(sent, &reply, dir, dir);
         inner.cache.set_entry(dir, name, None);
         inner.removed(InodeId(reply.other_ino), &reply).await;
         Ok(())
@@ -254,6 +241,7 @@ impl Client {
     ) -> Result<(), FsError> {
         let inner = &self.inner;
         let (expect_ino, held_open) = inner.expected(to.0, to.1);
+        let replaced = inner.cache.target(to.0, to.1);
         let op = Rename {
             parent: from.0.0,
             name: from.1.clone(),
@@ -268,19 +256,25 @@ impl Client {
             caller,
             ..How::default()
         };
+        let sent = inner.cache.sent_at();
         let reply = inner.ask_name(from.0, from.1, Op::Rename(op), how).await?;
-        inner.cache.outdate(from.0);
-        inner.cache.outdate(to.0);
-        let moved = reply.inode.as_ref().map(|inode| InodeId(inode.ino));
+        inner.take_parents(sent, &reply, from.0, to.0);
         let other = (reply.other_ino != 0).then_some(InodeId(reply.other_ino));
-        let Some(moved) = moved else {
+        let Some(inode) = &reply.inode else {
             // Two names of one inode: nothing happened.
             return Ok(());
         };
-        inner.cache.outdate(moved);
+        let moved = Target::of(inode);
         inner.cache.set_entry(to.0, to.1, Some(moved));
+        inner
+            .cache
+            .put_changed(sent, inode, reply.attributes_leased, None);
         if flags & 2 != 0 {
-            inner.cache.set_entry(from.0, from.1, other);
+            match replaced.filter(|replaced| Some(replaced.ino) == other) {
+                Some(replaced) => inner.cache.set_entry(from.0, from.1, Some(replaced)),
+                // Its type is not known here.
+                None => inner.cache.forget_entry(from.0, from.1),
+            }
             if let Some(other) = other {
                 inner.cache.outdate(other);
             }
@@ -318,70 +312,16 @@ impl Client {
             ..How::default()
         };
         let reply = inner.ask_name(dir, name, Op::Link(op), how).await?;
-        inner.cache.outdate(dir);
+        inner.take_parents(sent, &reply, dir, dir);
+        let kind = reply
+            .inode
+            .as_ref()
+            .map_or(0, |inode| Target::of(inode).kind);
         inner
             .cache
-            .put_entry(sent, dir, name, Some(ino), reply.entries_leased);
-        let attributes = inner.take_inode(sent, &reply)?;
+            .put_made(sent, dir, name, Target { ino, kind }, reply.entries_leased);
+        let attributes = inner.take_changed(sent, &reply)?;
         Ok(inner.found(dir, attributes))
-    }
-
-    /// Lists a directory from a position on (`None`: from the start).
-    ///
-    /// # Errors
-    /// What the metadata server says.
-    pub async fn list(
-        &self,
-        dir: InodeId,
-        after: Option<(u64, Bytes)>,
-        limit: u32,
-    ) -> Result<Listing, FsError> {
-        let inner = &self.inner;
-        let sent = inner.cache.sent_at();
-        let start = after.is_none();
-        let (after_hash, after_name) = after.unwrap_or_default();
-        let op = Readdir {
-            dir: dir.0,
-            hint: inner.cache.hint(dir),
-            after_hash,
-            after_name,
-            start,
-            limit,
-        };
-        let reply = inner.ask(dir, Op::Readdir(op), How::default()).await?;
-        let next = reply
-            .entries
-            .last()
-            .map(|entry| (entry.hash, entry.name.clone()));
-        let mut entries = Vec::with_capacity(reply.entries.len());
-        for entry in reply.entries {
-            let ino = InodeId(entry.ino);
-            inner
-                .cache
-                .put_entry(sent, dir, &entry.name, Some(ino), reply.entries_leased);
-            let found = entry.inode.map(|inode| {
-                let place = Some((dir, &entry.name));
-                inner
-                    .cache
-                    .put_inode(sent, &inode, entry.attributes_leased, place);
-                inner.found(dir, inner.shown(inode))
-            });
-            entries.push(ListingEntry {
-                name: entry.name,
-                ino,
-                kind: entry.r#type,
-                cookie: hither_proto::ids::NameHash(entry.hash).cookie(),
-                found,
-            });
-        }
-        if start && reply.end {
-            inner.cache.put_complete(sent, dir, reply.entries_leased);
-        }
-        Ok(Listing {
-            entries,
-            end: reply.end,
-            next,
-        })
     }
 
     /// Sets an extended attribute. `flags`: 1 create, 2 replace.
@@ -410,7 +350,7 @@ impl Client {
             ..How::default()
         };
         let reply = inner.ask(ino, Op::SetXattr(op), how).await?;
-        inner.take_inode(sent, &reply).map(|_| ())
+        inner.take_changed(sent, &reply).map(|_| ())
     }
 
     /// Removes an extended attribute.
@@ -430,7 +370,7 @@ impl Client {
             ..How::default()
         };
         let reply = inner.ask(ino, Op::RemoveXattr(op), how).await?;
-        inner.take_inode(sent, &reply).map(|_| ())
+        inner.take_changed(sent, &reply).map(|_| ())
     }
 
     /// Space that is left where the inode is.
@@ -461,12 +401,13 @@ impl Client {
     ) -> Result<Arc<OpenFile>, FsError> {
         let inner = &self.inner;
         let file = inner.file(ino);
-        let informed = inner.cache.is_leased(ino) || file.lease() != Lease::None;
         let told = {
             let mut handles = file.handles.lock();
             handles.open += 1;
             handles.told
         };
+        // Looked at only now: leases of files without descriptors are given back at any time.
+        let informed = inner.cache.is_leased(ino) || file.lease() != Lease::None;
         if !informed && !told {
             let sent = inner.cache.sent_at();
             let hint = inner.cache.hint(ino);
@@ -641,6 +582,37 @@ impl Inner {
         Ok(self.shown(inode))
     }
 
+    /// As [`take_inode`](Self::take_inode), after a change of this mount.
+    pub(crate) fn take_changed(
+        &self,
+        sent: crate::cache::SentAt,
+        reply: &Reply,
+    ) -> Result<Attributes, FsError> {
+        let inode = reply.inode.clone().ok_or(Errno::EIO)?;
+        self.cache
+            .put_changed(sent, &inode, reply.attributes_leased, None);
+        Ok(self.shown(inode))
+    }
+
+    /// The directories whose entries a change of this mount has touched.
+    fn take_parents(
+        &self,
+        sent: crate::cache::SentAt,
+        reply: &Reply,
+        dir: InodeId,
+        other: InodeId,
+    ) {
+        let told = [(dir, &reply.parent), (other, &reply.new_parent)];
+        for (ino, parent) in told.iter().take(1 + usize::from(other != dir)) {
+            match parent {
+                Some(inode) => self
+                    .cache
+                    .put_changed(sent, inode, reply.parents_leased, None),
+                None => self.cache.outdate(*ino),
+            }
+        }
+    }
+
     /// The inode a name is believed to have, and whether a descriptor of it is open here.
     fn expected(&self, dir: InodeId, name: &Bytes) -> (u64, bool) {
         let Known::Is(ino) = self.cache.lookup(dir, name) else {
@@ -663,6 +635,13 @@ impl Inner {
             None => false,
         };
         if open {
+            return;
+        }
+        if reply.gone {
+            match file {
+                Some(file) => self.drop_file(&file),
+                None => self.cache.remove(ino),
+            }
             return;
         }
         if reply.orphaned {
@@ -736,7 +715,7 @@ impl Inner {
         if let (Some(file), Some(inode)) = (&file, &reply.inode) {
             self.take_change(file, inode, &reply, resize);
         }
-        self.take_inode(sent, &reply)
+        self.take_changed(sent, &reply)
     }
 
     /// Sends what is dirty and reports it, so that a change of size or times has the last word.
@@ -818,7 +797,7 @@ impl Inner {
             data.unreported.retain(|index| !inside(index));
             data.generation += 1;
         }
-        self.take_inode(sent, &reply).map(|_| ())
+        self.take_changed(sent, &reply).map(|_| ())
     }
 }
 

@@ -19,7 +19,7 @@ impl SessionOwner for Inner {
         if recall.attributes {
             self.cache.recall_attributes(ino);
         }
-        let mut names = Vec::new();
+        let mut names = false;
         if recall.entries {
             let name = (!recall.name.is_empty()).then_some(&recall.name);
             names = self.cache.recall_entries(ino, name);
@@ -145,10 +145,10 @@ fn touched(change: &Request) -> Vec<InodeId> {
 
 impl Inner {
     /// Drops what the kernel keeps of what is being recalled. The lease is held meanwhile.
-    async fn forget_in_kernel(&self, recall: &Recall, names: Vec<bytes::Bytes>) {
+    async fn forget_in_kernel(&self, recall: &Recall, names: bool) {
         let ino = InodeId(recall.ino);
-        for name in names {
-            self.kernel.forget_entry(ino, name).await;
+        if names {
+            self.kernel.forget_entries(ino, &recall.name).await;
         }
         if recall.attributes {
             self.kernel.forget_inode(ino, false).await;

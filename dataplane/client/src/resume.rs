@@ -1,13 +1,17 @@
 //! Opening, resuming and keeping a session.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use hither_clustermap::ClusterView;
+use hither_managerlink::ManagerLink;
 use hither_net::{Connection, NetError, connect};
-use hither_proto::ids::BatchNumber;
+use hither_proto::ids::{BatchNumber, RankId};
 use hither_proto::kind::Kind;
 use hither_proto::meta::{HeldLease, Reclaim, Reply, Request, SessionOpen, SessionOpenReply};
 use hither_proto::status::Errno;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::FsError;
@@ -16,20 +20,20 @@ use crate::session::{Pushes, RENEW_TIMEOUT, Session, State};
 impl Session {
     // ---- opening and resuming
 
-    async fn open(self: &Arc<Self>) -> Result<Arc<Connection>, NetError> {
-        let map = self.link.map();
-        let address = map
-            .rank(self.rank)
-            .map(|rank| rank.address.clone())
-            .unwrap_or_default();
+    async fn open(self: &Arc<Self>, served: &Served) -> Result<Arc<Connection>, NetError> {
+        let address = &served.address;
         if address.is_empty() {
             return Err(NetError::Lost("nobody serves the rank yet".into()));
         }
         let handler = Arc::new(Pushes {
             session: Arc::downgrade(self),
         });
-        let connection = connect(&address, &self.identity, handler, CONNECT_TIMEOUT).await?;
-        match self.open_on(&connection).await {
+        let connection = connect(address, &self.identity, handler, CONNECT_TIMEOUT).await?;
+        let opened = tokio::select! {
+            opened = self.open_on(&connection, served) => opened,
+            () = served.elsewhere() => Err(NetError::Lost("the rank has moved".into())),
+        };
+        match opened {
             Ok(()) => Ok(connection),
             Err(error) => {
                 connection.close();
@@ -38,9 +42,10 @@ impl Session {
         }
     }
 
-    async fn open_on(&self, connection: &Arc<Connection>) -> Result<(), NetError> {
+    async fn open_on(&self, connection: &Arc<Connection>, served: &Served) -> Result<(), NetError> {
         let known = self.id() != 0;
         let mut opened = self.say_open(connection).await?;
+        served.check(opened.epoch)?;
         if known && !opened.resumed {
             tracing::warn!(rank = %self.rank, "the session was ended by the server");
             let old = {
@@ -176,13 +181,14 @@ pub(crate) async fn maintain(weak: Weak<Session>) {
         if session.state.lock().ended {
             return;
         }
-        match session.open().await {
+        let served = Served::now(&session.link, session.rank);
+        match session.open(&served).await {
             Ok(connection) => {
                 pause = PAUSE_MIN;
                 session.up.send_replace(Some(Arc::clone(&connection)));
                 let every = (session.state.lock().lease / 3).max(PAUSE_MIN);
                 drop(session);
-                keep(&weak, &connection, every).await;
+                keep(&weak, &connection, every, &served).await;
             }
             Err(error) => {
                 tracing::debug!(%error, "no session yet");
@@ -196,11 +202,22 @@ pub(crate) async fn maintain(weak: Weak<Session>) {
     }
 }
 
-/// Renews until the connection ends.
-async fn keep(weak: &Weak<Session>, connection: &Arc<Connection>, every: Duration) {
+/// Renews until the connection ends, or the rank is served elsewhere.
+async fn keep(
+    weak: &Weak<Session>,
+    connection: &Arc<Connection>,
+    every: Duration,
+    served: &Served,
+) {
     loop {
         tokio::select! {
             () = connection.closed() => return,
+            () = served.elsewhere() => {
+                // Its process may hang: nobody would tell those who wait for an answer.
+                tracing::info!("the rank has moved: following it");
+                connection.close();
+                return;
+            }
             () = tokio::time::sleep(every) => {}
         }
         let Some(session) = weak.upgrade() else {
@@ -250,6 +267,55 @@ pub(crate) async fn watch_lapse(weak: Weak<Session>) {
                 // A new connection renews them; so may one that stands.
                 let _ = tokio::time::timeout(PAUSE_MAX, up.changed()).await;
             }
+        }
+    }
+}
+
+/// By whom a rank is served.
+struct Served {
+    map: watch::Receiver<Arc<ClusterView>>,
+    rank: RankId,
+    /// Empty: nobody that the map knows.
+    address: String,
+    /// Highest epoch heard of, from the map or the process itself.
+    epoch: AtomicU64,
+}
+
+impl Served {
+    fn now(link: &ManagerLink, rank: RankId) -> Self {
+        let map = link.watch();
+        let (address, epoch) = map
+            .borrow()
+            .rank(rank)
+            .map(|rank| (rank.address.clone(), AtomicU64::new(rank.epoch)))
+            .unwrap_or_default();
+        Self {
+            map,
+            rank,
+            address,
+            epoch,
+        }
+    }
+
+    /// The process says its epoch; an older one has been deposed and does not know.
+    fn check(&self, epoch: u64) -> Result<(), NetError> {
+        let known = self.epoch.fetch_max(epoch, Ordering::AcqRel);
+        if epoch < known {
+            return Err(NetError::Lost("another process has the rank".into()));
+        }
+        Ok(())
+    }
+
+    /// Waits until the map shows a later epoch: another process.
+    async fn elsewhere(&self) {
+        let mut map = self.map.clone();
+        let moved = map.wait_for(|map| {
+            let known = self.epoch.load(Ordering::Acquire);
+            map.rank(self.rank).is_some_and(|rank| rank.epoch > known)
+        });
+        if moved.await.is_err() {
+            // The link has ended, and with it the mount.
+            std::future::pending::<()>().await;
         }
     }
 }

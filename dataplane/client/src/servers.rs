@@ -10,7 +10,7 @@ use hither_labels::{
 };
 use hither_net::{Identity, NoHandler, Pool};
 use hither_proto::common::Empty;
-use hither_proto::ids::{ChunkserverId, Epoch, GroupId};
+use hither_proto::ids::{ChunkserverId, GroupId};
 use hither_proto::kind::Kind;
 use hither_proto::map::MemberState;
 use parking_lot::Mutex;
@@ -69,19 +69,11 @@ pub(crate) struct Servers {
     identity: Identity,
     config: Arc<ClientConfig>,
     memory: Mutex<BTreeMap<ChunkserverId, Memory>>,
-    /// Links that failed a moment ago, by group; at most as many as groups in use.
-    broken: Mutex<BTreeMap<GroupId, Broken>>,
+    /// Links found broken, and until when that is believed.
+    broken: Mutex<BTreeMap<Link, Instant>>,
     counters: Arc<Counters>,
     /// Breaks ties of equally near servers; one number per mount.
     seed: u64,
-}
-
-/// Links of a group that did not work.
-#[derive(Debug)]
-struct Broken {
-    epoch: Epoch,
-    until: Instant,
-    links: Vec<Link>,
 }
 
 /// A member of a group, in the order of use.
@@ -91,6 +83,8 @@ pub(crate) struct Candidate {
     pub(crate) address: String,
     /// Rank by preference, then distance: lower is nearer.
     pub(crate) farness: (usize, u32),
+    /// It is being filled: it stands behind all that are in-sync.
+    pub(crate) filling: bool,
 }
 
 /// One operation in flight on a server; counted until dropped.
@@ -143,44 +137,35 @@ impl Servers {
         let order = self.order(map, &received, false);
         let mut chain = self.candidates(map, &received, &order);
         for id in map.members_in(group, MemberState::Filling) {
-            chain.extend(self.candidate(map, id));
+            chain.extend(self.candidate(map, id).map(|filling| Candidate {
+                filling: true,
+                ..filling
+            }));
         }
-        let broken = {
-            let mut broken = self.broken.lock();
-            let now = Instant::now();
-            broken.retain(|_, known| known.until > now);
-            let known = broken.get(&group);
-            let known = known.filter(|known| map.epoch(group) == Some(known.epoch));
-            known.map(|known| known.links.clone())
-        };
-        match broken {
-            Some(links) => avoiding(chain, &links),
-            None => chain,
-        }
+        avoiding(chain, &self.broken_links())
     }
 
-    /// A link did not work; all that are known of the group in this epoch.
-    pub(crate) fn note_broken(&self, group: GroupId, epoch: Epoch, link: Link) -> Vec<Link> {
+    /// A link did not work: chains go round it for a while.
+    pub(crate) fn link_broken(&self, link: Link) {
         let mut broken = self.broken.lock();
-        let known = broken.entry(group).or_insert_with(|| Broken {
-            epoch,
-            until: Instant::now(),
-            links: Vec::new(),
-        });
-        if known.epoch != epoch {
-            known.epoch = epoch;
-            known.links.clear();
+        if broken.len() >= BROKEN_MAX {
+            broken.pop_first();
         }
-        known.until = Instant::now() + BROKEN_MEMORY;
-        if !known.links.contains(&link) {
-            known.links.push(link);
-        }
-        known.links.clone()
+        // A server this mount did not reach is a suspect besides, and probed.
+        let time = if link.0.0 == 0 {
+            UNREACHED_FOR
+        } else {
+            BROKEN_FOR
+        };
+        broken.insert(link, Instant::now() + time);
     }
 
-    /// The group has moved on: its links are tried again.
-    pub(crate) fn forget_broken(&self, group: GroupId) {
-        self.broken.lock().remove(&group);
+    /// Links that are believed to be broken.
+    pub(crate) fn broken_links(&self) -> Vec<Link> {
+        let now = Instant::now();
+        let mut broken = self.broken.lock();
+        broken.retain(|_, until| *until > now);
+        broken.keys().copied().collect()
     }
 
     /// The list as a master would send it: own location first, then by distance, ties broken at
@@ -260,6 +245,7 @@ impl Servers {
             id,
             address: map.address(id)?.to_owned(),
             farness: (rank, map.distance(&self.config.zone, zone)),
+            filling: false,
         })
     }
 
@@ -410,10 +396,14 @@ const HEDGE_SHARE: f64 = 0.05;
 const HEDGE_FREE: f64 = 100.0;
 /// No read is hedged sooner.
 const HEDGE_MIN: Duration = Duration::from_millis(2);
+/// Time for which a link that was found broken is gone round.
+const BROKEN_FOR: Duration = Duration::from_secs(10);
+/// Broken links remembered; beyond, the first in their order are forgotten, and found again.
+const BROKEN_MAX: usize = 1024;
 /// Time an overloaded server loses its place for.
 const SPILL: Duration = Duration::from_secs(1);
-/// How long a broken link is avoided.
-const BROKEN_MEMORY: Duration = Duration::from_secs(5);
+/// Time for which a chain does not begin at a server this mount did not reach.
+const UNREACHED_FOR: Duration = Duration::from_secs(1);
 /// First and longest pause between probes of a suspect.
 const PROBE_FIRST: Duration = Duration::from_millis(200);
 const PROBE_LAST: Duration = Duration::from_secs(10);

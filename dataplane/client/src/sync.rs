@@ -201,7 +201,7 @@ impl Inner {
                 file.reported(&report);
                 if let Some(inode) = &reply.inode {
                     self.cache
-                        .put_inode(sent, inode, reply.attributes_leased, None);
+                        .put_changed(sent, inode, reply.attributes_leased, None);
                 }
                 Ok(())
             }

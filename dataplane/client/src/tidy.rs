@@ -7,12 +7,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hither_proto::chunk::Close;
-use hither_proto::ids::GroupId;
+use hither_proto::ids::{GroupId, LeaseId, RankId};
 use hither_proto::kind::Kind;
-use tokio::sync::OwnedRwLockWriteGuard;
+use hither_proto::meta::{GiveBack, UnusedLease, request::Op};
+use tokio::sync::{OwnedMutexGuard, OwnedRwLockWriteGuard};
 
 use crate::client::Inner;
 use crate::file::{File, Lease};
+use crate::session::How;
 
 /// Runs until the client is gone.
 pub(crate) async fn tidy(weak: Weak<Inner>) {
@@ -138,7 +140,11 @@ impl Inner {
 
     /// Keeps the number of files whose leases are held without need within bounds.
     async fn forget_idle_files(self: &Arc<Self>) {
-        let mut left = self.file_count().saturating_sub(IDLE_FILES_MAX);
+        let surplus = self.file_count().saturating_sub(IDLE_FILES_MAX);
+        let mut left = surplus.saturating_sub(self.forget_unused_files(surplus).await);
+        if left == 0 {
+            return;
+        }
         for file in self.all_files() {
             if left == 0 {
                 return;
@@ -157,6 +163,66 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// Gives back, many at a time, leases under which nothing was done: those of files that were
+    /// made, closed and left alone. How many files were forgotten.
+    pub(crate) async fn forget_unused_files(&self, most: usize) -> usize {
+        let (mut forgotten, mut answered) = (0, true);
+        for files in self.all_files()[..].chunks(GIVEN_BACK_AT_A_TIME) {
+            let room = most - forgotten;
+            if room == 0 || !answered {
+                break;
+            }
+            let mut by_rank: BTreeMap<RankId, GiveBack> = BTreeMap::new();
+            // Nobody asks for a lease on them before the server has answered.
+            let mut guards = Vec::new();
+            let mut given = Vec::new();
+            for file in files {
+                if guards.len() == room {
+                    break;
+                }
+                let Some((lease, guard)) = give_up_unused(file) else {
+                    continue;
+                };
+                guards.push(guard);
+                given.push(file.ino);
+                let rank = self.rank_of_inode(file.ino);
+                by_rank.entry(rank).or_default().leases.push(UnusedLease {
+                    ino: file.ino.0,
+                    lease: lease.0,
+                });
+            }
+            for (rank, op) in by_rank {
+                let asked = self.ask_rank(rank, Op::GiveBack(op), How::default()).await;
+                if let Err(error) = asked {
+                    // The server goes on holding them for us, and takes them back by a recall.
+                    tracing::debug!(%error, "leases could not be given back");
+                    answered = false;
+                }
+            }
+            forgotten += given.len();
+            drop(guards);
+            self.forget_given_back(&given);
+        }
+        forgotten
+    }
+}
+
+/// Takes the lease away from a file without descriptors if nothing was done under it; until the
+/// guard is dropped nobody asks for another.
+fn give_up_unused(file: &Arc<File>) -> Option<(LeaseId, OwnedMutexGuard<()>)> {
+    let guard = Arc::clone(&file.acquiring).try_lock_owned().ok()?;
+    let _alone = file.gate.try_write().ok()?;
+    let handles = file.handles.lock();
+    if handles.open > 0 {
+        return None;
+    }
+    let mut data = file.data.lock();
+    let lease = data.unused_lease()?;
+    data.drop_lease(Lease::None);
+    Some((lease, guard))
+}
+
 /// How often the client looks after itself.
 const TIDY: Duration = Duration::from_secs(2);
 /// Times a file is seen unreported before it is reported without being asked.
@@ -168,3 +234,5 @@ const CLOSED_AT_ONCE: usize = 512;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Files without descriptors whose leases are kept.
 const IDLE_FILES_MAX: usize = 20_000;
+/// Leases given back in one request.
+const GIVEN_BACK_AT_A_TIME: usize = 4096;

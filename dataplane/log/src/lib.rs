@@ -28,6 +28,6 @@ mod state;
 pub use crate::dir::{DirEntry, LogDir, LogFile, RealDir};
 pub use crate::error::Error;
 pub use crate::format::{LogId, Lsn, RECORD_HEADER_BYTES, RecordKind};
-pub use crate::log::{Appended, Log, Place};
+pub use crate::log::{Appended, Log, LogSpace, Place};
 pub use crate::options::LogOptions;
 pub use crate::recover::{Record, Recovered};

@@ -41,6 +41,17 @@ pub struct Appended {
     pub place: Place,
 }
 
+/// How much of a log is used and how much there is, at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogSpace {
+    /// As [`Log::bytes_in_use`].
+    pub in_use_bytes: u64,
+    /// Bytes of all segments that exist.
+    pub made_bytes: u64,
+    /// As [`Log::bytes_bound`].
+    pub bound_bytes: u64,
+}
+
 impl Log {
     /// Opens the log in `dir`, creating it when the directory has none, and finds its records.
     ///
@@ -232,6 +243,30 @@ impl Log {
     #[must_use]
     pub fn bytes_bound(&self) -> u64 {
         self.shared.state.lock().segments.bytes_bound()
+    }
+
+    /// How much is used and how much there is.
+    #[must_use]
+    pub fn space(&self) -> LogSpace {
+        let segments = &self.shared.state.lock().segments;
+        LogSpace {
+            in_use_bytes: segments.bytes_in_use(),
+            made_bytes: segments.bytes_made(),
+            bound_bytes: segments.bytes_bound(),
+        }
+    }
+
+    /// Has one more segment made if none is free and the bound allows it, and waits for that. It
+    /// may fail: [`LogSpace::bound_bytes`] has sunk then.
+    pub fn grow(&self) {
+        let mut state = self.shared.state.lock();
+        if !state.segments.want_spare() {
+            return;
+        }
+        self.shared.house_work.notify_one();
+        while state.segments.to_create().is_some() && state.check().is_ok() {
+            self.shared.progress.wait(&mut state);
+        }
     }
 
     /// The largest payload of a record.

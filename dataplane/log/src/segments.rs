@@ -183,7 +183,7 @@ impl Segments {
     }
 
     /// Asks for one more file when none is ready and the bound allows it; says whether it did.
-    fn want_spare(&mut self) -> bool {
+    pub(crate) fn want_spare(&mut self) -> bool {
         let wanted = self.free.is_empty()
             && self.releasing.is_empty()
             && self.in_release == 0
@@ -229,6 +229,11 @@ impl Segments {
             0 => 0,
             count => (count - 1) * self.segment_bytes + self.position,
         }
+    }
+
+    /// Bytes of the files that exist.
+    pub(crate) fn bytes_made(&self) -> u64 {
+        u64::from(self.count) * self.segment_bytes
     }
 
     pub(crate) fn bytes_bound(&self) -> u64 {

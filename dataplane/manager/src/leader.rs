@@ -13,7 +13,6 @@ use crate::state::{LEADER_KEY, TERM_KEY};
 #[derive(Debug)]
 pub(crate) struct Leadership {
     record: LeaderRecord,
-    revision: Revision,
 }
 
 /// Outcome of one look at the election.
@@ -25,7 +24,7 @@ pub(crate) enum Election {
 }
 
 /// Looks who leads, and takes over from a leader whose record has been the same `unchanged`
-/// revision for long enough (the caller measures that), or if there is none.
+/// revision for long enough (the caller measures that), from itself, or if there is none.
 pub(crate) async fn stand<S: MetaStore>(
     store: &S,
     boot_id: u64,
@@ -39,7 +38,10 @@ pub(crate) async fn stand<S: MetaStore>(
             let other = LeaderRecord::decode(found.value.clone()).map_err(|e| Error::Corrupt {
                 cause: format!("m/leader: {e}"),
             })?;
-            if unchanged != Some(found.revision) {
+            // Our own record is of an attempt whose outcome was not known, or of a term that was
+            // over: nobody leads.
+            let vacant = other.boot_id == boot_id || other.boot_id == NOBODY;
+            if !vacant && unchanged != Some(found.revision) {
                 return Ok(Election::Other(other.address, found.revision));
             }
             batch.require_revision(Bytes::from_static(LEADER_KEY), found.revision);
@@ -59,8 +61,8 @@ pub(crate) async fn stand<S: MetaStore>(
     batch.put(Bytes::from_static(LEADER_KEY), record.encode_to_vec());
     // The term fences commits of a predecessor that does not know yet.
     batch.put(Bytes::from_static(TERM_KEY), term_value(&record));
-    let revision = store.commit(batch).await?;
-    Ok(Election::Won(Leadership { record, revision }))
+    store.commit(batch).await?;
+    Ok(Election::Won(Leadership { record }))
 }
 
 impl Leadership {
@@ -79,11 +81,31 @@ impl Leadership {
             ..self.record.clone()
         };
         let mut batch = Batch::new();
-        batch.require_revision(Bytes::from_static(LEADER_KEY), self.revision);
+        // The term, not the record: a renewal nobody heard of changes nothing about who leads.
+        self.require(&mut batch);
         batch.put(Bytes::from_static(LEADER_KEY), next.encode_to_vec());
-        self.revision = store.commit(batch).await?;
+        // A number is used once: others tell by it that the record has changed.
         self.record = next;
+        store.commit(batch).await?;
         Ok(())
+    }
+}
+
+impl Leadership {
+    /// Gives the lead up at the end, so that nobody has to wait for it to run out.
+    pub(crate) async fn release<S: MetaStore>(self, store: &S) {
+        let mut batch = Batch::new();
+        self.require(&mut batch);
+        let vacant = LeaderRecord {
+            boot_id: NOBODY,
+            address: String::new(),
+            beat: self.record.beat + 1,
+            term: self.record.term,
+        };
+        batch.put(Bytes::from_static(LEADER_KEY), vacant.encode_to_vec());
+        if let Err(error) = store.commit(batch).await {
+            tracing::debug!(%error, "the lead could not be given up: it runs out");
+        }
     }
 }
 
@@ -91,6 +113,8 @@ fn term_value(record: &LeaderRecord) -> Bytes {
     Bytes::from(format!("{} {}", record.term, record.boot_id))
 }
 
+/// Boot id of the record of a leader that has ended.
+const NOBODY: u64 = 0;
 /// A leader renews this often.
 pub(crate) const RENEW: Duration = Duration::from_secs(1);
 /// A record that did not change for this long belongs to a leader that is gone; the leader itself

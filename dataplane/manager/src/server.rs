@@ -2,6 +2,7 @@
 
 mod admin;
 mod dump;
+mod office;
 mod publish;
 
 use std::collections::BTreeSet;
@@ -10,24 +11,21 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hither_clustermap::ClusterView;
-use hither_metastore::{Batch, Error, KeyRange, MetaStore};
+use hither_metastore::{Error, KeyRange, MetaStore};
 use hither_net::{Identity, Incoming, Listener, NetError, NoHandler, Responder};
 use hither_proto::common::{Empty, Failure, Role};
-use hither_proto::fragment::Fragment;
 use hither_proto::ids::{ChunkserverId, ClassId, GroupId, RankId};
 use hither_proto::kind::Kind;
 use hither_proto::manager::{Heartbeat, RankBeat, ReportUnreachable};
-use hither_proto::map::{Rank, ServerState as Shown, StorageClass, Subtree};
+use hither_proto::map::{Rank, ServerState as Shown};
 use hither_proto::status::Status;
-use hither_proto::stored::SubtreeRoot;
-use prost::Message as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::decide::{self, Liveness};
-use crate::leader::{self, Election, Leadership};
+use crate::leader::{self, Leadership};
 use crate::service::Front;
-use crate::state::{PREFIXES, State};
+use crate::state::State;
 use publish::Subscribers;
 
 /// How a manager is run.
@@ -47,6 +45,8 @@ pub struct ManagerConfig {
     pub default_class: String,
     /// What kind of store this is, for people.
     pub store_name: String,
+    /// Time a chunkserver may be down before its copies are made elsewhere.
+    pub repair_after: Duration,
 }
 
 /// Why a manager could not start.
@@ -136,12 +136,15 @@ impl Manager {
             boot_id,
             address: address.clone(),
             started: Instant::now(),
+            ticked: Duration::ZERO,
             state: State::default(),
+            stored: None,
             liveness: Liveness::default(),
             leadership: None,
             renewed: Instant::now(),
             leader_seen: None,
             hint: String::new(),
+            store_is_away: false,
             subscribers: Subscribers::new(publish),
             links: BTreeSet::new(),
             inbox: inbox.downgrade(),
@@ -215,13 +218,19 @@ struct Task<S> {
     boot_id: u64,
     address: String,
     started: Instant,
+    /// When time was last looked at.
+    ticked: Duration,
     state: State,
+    /// The state's record as it is in the store.
+    stored: Option<Bytes>,
     liveness: Liveness,
     leadership: Option<Leadership>,
     renewed: Instant,
     /// Revision of another leader's record and when it was first seen.
     leader_seen: Option<(hither_metastore::Revision, Instant)>,
     hint: String,
+    /// Said once while it lasts.
+    store_is_away: bool,
     subscribers: Subscribers,
     /// Broken links reported of late: group, from, to.
     links: BTreeSet<(GroupId, u64, ChunkserverId, ChunkserverId)>,
@@ -238,6 +247,12 @@ impl<S: MetaStore> Task<S> {
             tokio::select! {
                 message = messages.recv() => match message {
                     Some(Message::Shutdown(done)) => {
+                        if let Some(leadership) = self.leadership.take() {
+                            let end = leadership.release(&*self.store);
+                            // A store that is away is not waited for.
+                            let _ = tokio::time::timeout(leader::RENEW, end).await;
+                        }
+                        self.subscribers.close_all();
                         // Whoever asked may have gone: the manager stops all the same.
                         let _ = done.send(());
                         return;
@@ -260,6 +275,9 @@ impl<S: MetaStore> Task<S> {
     }
 
     async fn tick(&mut self) {
+        let now = self.now();
+        self.liveness.excuse(now.saturating_sub(self.ticked), now);
+        self.ticked = now;
         if self.leadership.is_none() {
             return self.stand().await;
         }
@@ -276,174 +294,12 @@ impl<S: MetaStore> Task<S> {
             let next = decide::server_lost(&self.state, id);
             self.adopt(next).await;
         }
-    }
-
-    async fn stand(&mut self) {
-        let unchanged = match self.leader_seen {
-            Some((revision, since)) if since.elapsed() >= leader::LEADER_LOST_AFTER => {
-                Some(revision)
-            }
-            Some((revision, _)) if self.config.store_is_exclusive => Some(revision),
-            _ => None,
-        };
-        match leader::stand(&*self.store, self.boot_id, &self.address, unchanged).await {
-            Ok(Election::Won(leadership)) => {
-                self.leadership = Some(leadership);
-                self.renewed = Instant::now();
-                if let Err(error) = self.take_office().await {
-                    tracing::error!(%error, "the stored state cannot be used");
-                    self.leadership = None;
-                }
-            }
-            Ok(Election::Other(address, revision)) => {
-                self.hint = address;
-                let same = self.leader_seen.is_some_and(|(known, _)| known == revision);
-                if !same {
-                    self.leader_seen = Some((revision, Instant::now()));
-                }
-            }
-            Err(error) => tracing::warn!(%error, "no election is possible"),
+        let repair_after = self.config.repair_after;
+        for id in decide::gone_servers(&self.state, &self.liveness, repair_after, now) {
+            tracing::warn!(%id, "chunkserver is down for long: its copies are made elsewhere");
+            let next = decide::server_gone(&self.state, id);
+            self.adopt(next).await;
         }
-    }
-
-    async fn renew(&mut self) {
-        let Some(leadership) = &mut self.leadership else {
-            return;
-        };
-        match leadership.renew(&*self.store).await {
-            Ok(()) => self.renewed = Instant::now(),
-            Err(Error::PreconditionFailed { .. }) => self.step_down(),
-            Err(error) => {
-                tracing::warn!(%error, "leadership could not be renewed");
-                if !self.leads() {
-                    self.step_down();
-                }
-            }
-        }
-    }
-
-    fn step_down(&mut self) {
-        tracing::warn!("another manager leads: stepping down");
-        self.leadership = None;
-        self.leader_seen = None;
-        self.subscribers.close_all();
-    }
-
-    /// Reads the state; a new cluster gets its first one.
-    async fn take_office(&mut self) -> Result<(), ManagerError> {
-        let mut entries = Vec::new();
-        for prefix in PREFIXES {
-            let mut range = KeyRange::prefix(prefix);
-            loop {
-                let page = self.store.scan(&range, 0).await?;
-                entries.extend(page.entries.into_iter().map(|e| (e.key, e.versioned.value)));
-                match page.resume {
-                    Some(key) => range = range.from_key(key),
-                    None => break,
-                }
-            }
-        }
-        let mut state =
-            State::restored(entries).map_err(|(key, reason)| ManagerError::Damaged {
-                key: format!("{key:?}"),
-                reason,
-            })?;
-        state.managers = vec![self.address.clone()];
-        state.subtrees = self.read_subtrees().await?;
-        self.state = state.clone();
-        self.liveness = Liveness::fresh(&state, self.now());
-        if state.cluster_id.is_empty() {
-            state = self.first_state()?;
-        }
-        state.session_lease_ms =
-            u32::try_from(self.config.session_lease.as_millis()).unwrap_or(u32::MAX);
-        state.locations = self.config.locations;
-        // A new leader's map is a new version, even if nothing in it has changed.
-        self.install(decide::plan(&state)).await;
-        tracing::info!(address = self.address, "leading");
-        Ok(())
-    }
-
-    fn first_state(&self) -> Result<State, ManagerError> {
-        let mut state = self.state.clone();
-        state.cluster_id = rand::random::<[u8; 16]>().to_vec();
-        let class = StorageClass {
-            name: "default".into(),
-            keep: self.config.default_class.clone(),
-            ..StorageClass::default()
-        };
-        let set = hither_proto::manager::ClassSet {
-            class: Some(class),
-            ..Default::default()
-        };
-        let outcome = decide::class_set(&state, &set).map_err(ManagerError::DefaultClass)?;
-        Ok(outcome.next.unwrap_or(state))
-    }
-
-    async fn read_subtrees(&self) -> Result<Vec<Subtree>, Error> {
-        let page = self.store.scan(&KeyRange::prefix(&b"s/"[..]), 0).await?;
-        let read =
-            |key: &[u8], at: usize| key.get(at..at + 8)?.try_into().ok().map(u64::from_be_bytes);
-        Ok(page
-            .entries
-            .iter()
-            .filter_map(|entry| {
-                let root = SubtreeRoot::decode(entry.versioned.value.clone()).ok()?;
-                let fragment = Fragment::from_wire(read(&entry.key, 10)?)?;
-                Some(Subtree {
-                    dir: read(&entry.key, 2)?,
-                    fragment: fragment.to_wire(),
-                    rank: root.rank,
-                    epoch: root.epoch,
-                })
-            })
-            .collect())
-    }
-
-    /// Plans, stores and publishes a new state. Nothing is believed before it is stored.
-    async fn adopt(&mut self, next: State) {
-        let next = decide::plan(&next);
-        if next != self.state {
-            self.install(next).await;
-        }
-    }
-
-    async fn install(&mut self, mut next: State) {
-        next.version = self.state.version + 1;
-        if self.store_state(&next).await {
-            self.state = next;
-            self.subscribers.publish(&self.state);
-        }
-    }
-
-    async fn store_state(&mut self, next: &State) -> bool {
-        let writes = next.writes_from(&self.state);
-        for _ in 0..STORE_ATTEMPTS {
-            let Some(leadership) = &self.leadership else {
-                return false;
-            };
-            let mut batch = Batch::new();
-            leadership.require(&mut batch);
-            for (key, value) in &writes {
-                match value {
-                    Some(value) => batch.put(key.clone(), value.clone()),
-                    None => batch.delete(key.clone()),
-                };
-            }
-            match self.store.commit(batch).await {
-                Ok(_) => return true,
-                Err(Error::PreconditionFailed { .. }) => {
-                    self.step_down();
-                    return false;
-                }
-                // The same values written twice are the same values.
-                Err(error) => tracing::warn!(%error, "the cluster map could not be stored"),
-            }
-            tokio::time::sleep(STORE_PAUSE).await;
-        }
-        // What is in the store is not known any more: start over from there.
-        self.step_down();
-        false
     }
 
     async fn take(&mut self, message: Message) {
@@ -458,8 +314,13 @@ impl<S: MetaStore> Task<S> {
 
     async fn request(&mut self, incoming: Incoming, responder: Responder) {
         if !self.leads() {
+            let text = if self.store_is_away {
+                "no manager leads: the metadata store does not answer"
+            } else {
+                "this manager does not lead"
+            };
             let failure = Failure {
-                text: "this manager does not lead".into(),
+                text: text.into(),
                 hint_address: self.hint.clone(),
                 ..Failure::default()
             };
@@ -518,7 +379,7 @@ impl<S: MetaStore> Task<S> {
     async fn rank_beat(&mut self, beat: RankBeat) {
         let id = RankId(u16::try_from(beat.rank).unwrap_or(u16::MAX));
         let known = self.state.ranks.get(&id);
-        if known.is_some_and(|rank| rank.address == beat.address && rank.epoch == beat.epoch) {
+        if !decide::rank_is_news(known, &beat) {
             return;
         }
         let mut next = self.state.clone();
@@ -636,8 +497,5 @@ const INBOX: usize = 4096;
 const TICK: Duration = Duration::from_millis(100);
 /// Time a probed server has to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Attempts to store a state, and the pause between them.
-const STORE_ATTEMPTS: usize = 20;
-const STORE_PAUSE: Duration = Duration::from_millis(100);
 /// Broken links remembered.
 const LINKS_MAX: usize = 10_000;

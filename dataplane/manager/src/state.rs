@@ -21,6 +21,8 @@ pub struct ServerState {
     pub manual_labels: Vec<String>,
     /// Repairs nothing for now.
     pub maintenance: bool,
+    /// Down for so long that its copies are made elsewhere. Not stored: a new leader waits anew.
+    pub gone: bool,
 }
 
 /// What groups are made for: a definition with its mode, shared by classes that say the same.
@@ -80,6 +82,8 @@ pub(crate) const PREFIXES: [&[u8]; 2] = [b"g/", b"m/"];
 pub(crate) const TERM_KEY: &[u8] = b"m/term";
 /// Key the leader renews.
 pub(crate) const LEADER_KEY: &[u8] = b"m/leader";
+/// Key of what is left when all lists are stored elsewhere, the version among it.
+pub(crate) const STATE_KEY: &[u8] = b"m/state";
 
 impl State {
     /// The map of this state.
@@ -269,6 +273,7 @@ fn decode_server(record: ServerRecord) -> Result<ServerState, String> {
         own_labels: record.own_labels,
         manual_labels: record.manual_labels,
         maintenance: record.maintenance,
+        gone: false,
     })
 }
 
@@ -324,8 +329,6 @@ fn number(key: &[u8]) -> Result<u32, String> {
     let tail = key.last_chunk::<8>().ok_or("the key is too short")?;
     u32::try_from(u64::from_be_bytes(*tail)).map_err(|_| "the key's number is too large".into())
 }
-
-const STATE_KEY: &[u8] = b"m/state";
 
 #[cfg(test)]
 mod tests {

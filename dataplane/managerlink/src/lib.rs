@@ -107,7 +107,8 @@ impl ManagerLink {
     /// Asks the leader, looking for it if need be.
     ///
     /// # Errors
-    /// What the leader answers; `Timeout` when none answers in time.
+    /// What the leader answers; when there is none in time, `Refused` with `NOT_LEADER` and the
+    /// reason if a manager knows one, else `Timeout`.
     pub async fn call(
         &self,
         kind: Kind,
@@ -186,12 +187,14 @@ impl Shared {
     ) -> Result<Reply, NetError> {
         let deadline = Instant::now() + timeout;
         let mut pause = PAUSE_MIN;
+        // Why nobody leads says more than that nobody does.
+        let mut refused = None;
         loop {
             let candidates = self.addresses.lock().clone();
             for address in &candidates {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
-                    return Err(timed_out(kind, timeout));
+                    return Err(refused.unwrap_or_else(|| timed_out(kind, timeout)));
                 }
                 let one = left.min(TRY_MAX);
                 match self.pool.call(address, kind, message, &[], one).await {
@@ -200,10 +203,11 @@ impl Shared {
                         return Ok(reply);
                     }
                     Err(NetError::Refused {
-                        status: Status::NOT_LEADER,
+                        status: status @ Status::NOT_LEADER,
                         failure,
                     }) => {
                         self.take_hint(&failure);
+                        refused = Some(NetError::Refused { status, failure });
                     }
                     Err(NetError::Refused {
                         status: Status::RETRY,
@@ -218,7 +222,7 @@ impl Shared {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left <= pause {
-                return Err(timed_out(kind, timeout));
+                return Err(refused.unwrap_or_else(|| timed_out(kind, timeout)));
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
@@ -254,18 +258,53 @@ async fn follow(shared: Weak<Shared>) {
             .await;
         match subscribed.and_then(|reply| reply.decode::<ClusterMap>()) {
             Ok(map) => {
+                // Managers may tell addresses that are of no use here: the one that answered stays
+                // the first.
+                let served = link.addresses.lock().first().cloned();
                 link.take(&map);
-                let first = link.addresses.lock().first().cloned();
-                let live = first.and_then(|address| link.pool.live(&address));
+                let live = served.and_then(|address| {
+                    link.prefer(&address);
+                    link.pool.live(&address)
+                });
                 drop(link);
-                if let Some(connection) = live {
-                    connection.closed().await;
+                match live {
+                    Some(connection) => watch_over(&shared, &connection).await,
+                    None => tokio::time::sleep(PAUSE_MIN).await,
                 }
             }
             Err(error) => {
                 tracing::debug!(%error, "no manager to follow yet");
                 drop(link);
                 tokio::time::sleep(PAUSE_MIN).await;
+            }
+        }
+    }
+}
+
+/// Waits for the end of a subscription; looks now and then whether there is still somebody behind
+/// it: a leader that hangs says nothing, and its successor cannot push into its connections.
+async fn watch_over(shared: &Weak<Shared>, connection: &Arc<Connection>) {
+    loop {
+        tokio::select! {
+            () = connection.closed() => return,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        let Some(link) = shared.upgrade() else {
+            return connection.close();
+        };
+        let fetch = MapFetch {
+            since: link.map.borrow().version().0,
+            zone: link.zone.clone(),
+        };
+        match connection.call(Kind::MAP_FETCH, &fetch, &[], TRY_MAX).await {
+            Ok(_)
+            | Err(NetError::Refused {
+                status: Status::BUSY | Status::RETRY,
+                ..
+            }) => {}
+            Err(error) => {
+                tracing::debug!(%error, "the leader has gone silent: looking for another");
+                return connection.close();
             }
         }
     }
@@ -283,5 +322,7 @@ const TRY_MAX: Duration = Duration::from_secs(2);
 /// First and longest pause between rounds.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How often a follower looks whether the leader is still there.
+const LOOK: Duration = Duration::from_secs(2);
 /// Time for one attempt to subscribe.
 const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -77,6 +77,12 @@ pub fn rank_state(rank: RankId) -> Bytes {
     one(b"b/", u64::from(rank.0))
 }
 
+/// `r/<rank>`: who holds a rank.
+#[must_use]
+pub fn rank_lease(rank: RankId) -> Bytes {
+    one(b"r/", u64::from(rank.0))
+}
+
 /// `o/<session>`: a session.
 #[must_use]
 pub fn session(session: SessionId) -> Bytes {

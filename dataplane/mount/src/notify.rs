@@ -85,7 +85,7 @@ impl KernelCaches for Kernel {
         })
     }
 
-    fn forget_entry(&self, _: InodeId, _: Bytes) -> BoxFuture<'static, ()> {
+    fn forget_entries(&self, _: InodeId, _: &Bytes) -> BoxFuture<'static, ()> {
         if self.knows_epochs.load(std::sync::atomic::Ordering::Acquire) {
             return self.forget(What::Names);
         }

@@ -176,7 +176,7 @@ pub struct DirEntry {
     /// Name.
     pub name: Bytes,
     /// With attributes, where they were asked for.
-    pub entry: Option<Entry>,
+    pub entry: Option<Box<Entry>>,
 }
 
 /// What the kernel is answered.

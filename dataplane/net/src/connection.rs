@@ -12,7 +12,7 @@ use hither_proto::frame::{
     Class, FrameHeader, HEADER_SIZE, MESSAGE_BYTES_MAX, PAYLOAD_BYTES_MAX, PROTOCOL_VERSIONS,
 };
 use hither_proto::kind::Kind;
-use hither_proto::status::Status;
+use hither_proto::status::{Errno, Status};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::net::TcpStream;
@@ -22,7 +22,8 @@ use crate::error::NetError;
 use crate::handler::{Handler, Incoming};
 use crate::reader;
 
-/// Bytes that may wait to be sent; beyond, sending fails until the peer reads.
+/// Bytes that may wait to be sent; beyond, calls fail until the peer reads, and a reply or a push
+/// ends the connection.
 pub(crate) const QUEUE_BYTES_MAX: usize = 64 << 20;
 /// Above this many waiting bytes, calls wait and the reader takes no further requests.
 pub(crate) const QUEUE_BYTES_HIGH: usize = 4 << 20;
@@ -276,7 +277,8 @@ impl Connection {
     /// Sends a message that needs no answer.
     ///
     /// # Errors
-    /// `Lost` when the connection has ended, `QueueFull` when the peer does not read.
+    /// `Lost` when the connection has ended, `QueueFull` when the peer does not read: it has ended
+    /// then too, since nobody sends the message again to a peer that stays connected.
     pub fn push(&self, kind: Kind, message: &impl Message) -> Result<(), NetError> {
         self.send(Class::Push, kind, 0, Status::OK, message, &[])
     }
@@ -291,7 +293,18 @@ impl Connection {
     ) -> Result<(), NetError> {
         self.unanswered.fetch_sub(1, Ordering::AcqRel);
         self.unanswered_less.notify_one();
-        self.send(Class::Reply, kind, request_id, status, message, payload)
+        let sent = self.send(Class::Reply, kind, request_id, status, message, payload);
+        let Err(NetError::Protocol(reason)) = sent else {
+            return sent;
+        };
+        // Any answer is better than one that never comes.
+        tracing::error!(peer = self.address, reason, "no answer but an error");
+        let failure = Failure {
+            text: reason,
+            ..Failure::default()
+        };
+        let status = Errno::EIO.into();
+        self.send(Class::Reply, kind, request_id, status, &failure, &[])
     }
 
     fn send(
@@ -309,6 +322,13 @@ impl Connection {
             return Err(NetError::Lost("closed".into()));
         }
         if out.bytes > QUEUE_BYTES_MAX {
+            drop(out);
+            if matches!(class, Class::Reply | Class::Push) {
+                // The peer waits for it, or counts on it. Once it has to connect again it knows
+                // that something is missing.
+                tracing::warn!(peer = self.address, %kind, "peer does not read, disconnected");
+                self.close();
+            }
             return Err(NetError::QueueFull);
         }
         let direct = out.parts.is_empty();

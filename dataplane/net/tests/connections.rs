@@ -258,3 +258,114 @@ async fn nobody_listening_is_a_connect_error_in_time() {
         .unwrap_err();
     assert!(matches!(error, NetError::Connect { .. }), "{error}");
 }
+
+/// Keeps requests unanswered, tells when a connection has ended.
+struct Holding {
+    held: Mutex<Vec<Responder>>,
+    ended: mpsc::UnboundedSender<()>,
+}
+
+impl Handler for Holding {
+    fn request(&self, _: &Arc<Connection>, _: Incoming, responder: Responder) {
+        self.held.lock().push(responder);
+    }
+
+    fn closed(&self, _: &Arc<Connection>) {
+        // The test may be over.
+        let _ = self.ended.send(());
+    }
+}
+
+/// Frames of a client, of which the first is its hello.
+fn frames(count: u64) -> Vec<u8> {
+    use hither_proto::common::Hello;
+    use hither_proto::frame::{Class, FrameHeader};
+    use prost::Message;
+    let hello = Hello {
+        version_min: 1,
+        version_max: 1,
+        role: Role::Client.into(),
+        ..Hello::default()
+    };
+    let mut bytes = Vec::new();
+    for request_id in 1..=count {
+        let (kind, message) = match request_id {
+            1 => (Kind::HELLO, hello.encode_to_vec()),
+            _ => (Kind::CHUNK_STATUS, Vec::new()),
+        };
+        let header = FrameHeader {
+            class: Class::Request,
+            kind,
+            flags: 0,
+            status: Status::OK,
+            message_length: u32::try_from(message.len()).unwrap(),
+            payload_length: 0,
+            request_id,
+        };
+        bytes.extend_from_slice(&header.encode(&message));
+        bytes.extend_from_slice(&message);
+    }
+    bytes
+}
+
+/// Replies and pushes that found no room in the queue were dropped, and the peer waited for them
+/// on a connection that looked sound.
+#[tokio::test]
+async fn a_peer_that_does_not_read_is_disconnected_instead_of_losing_answers() {
+    use tokio::io::AsyncWriteExt;
+    for pushes in [false, true] {
+        let (sender, mut ended) = mpsc::unbounded_channel();
+        let holding = Arc::new(Holding {
+            held: Mutex::default(),
+            ended: sender,
+        });
+        let (_listener, address) = server(Arc::clone(&holding) as _).await;
+        let mut raw = tokio::net::TcpStream::connect(&address).await.unwrap();
+        raw.write_all(&frames(20)).await.unwrap();
+        while holding.held.lock().len() < 19 {
+            tokio::task::yield_now().await;
+        }
+        let held = std::mem::take(&mut *holding.held.lock());
+        let connection = Arc::clone(held[0].connection());
+        let large = Bytes::from(vec![1; 8 << 20]);
+        let mut held = held.into_iter();
+        for responder in held.by_ref().take(if pushes { 12 } else { 19 }) {
+            responder.ok_with(&Empty {}, std::slice::from_ref(&large));
+            if connection.is_closed() {
+                break;
+            }
+        }
+        if pushes {
+            let mut last = Ok(());
+            for _ in 0..3 {
+                last = connection.push(Kind::SAFE, &Empty {});
+            }
+            assert!(last.is_err(), "{last:?}");
+        }
+        tokio::time::timeout(TIMEOUT, ended.recv())
+            .await
+            .expect("the connection ends");
+        assert!(connection.is_closed());
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_long_is_an_error_and_not_silence() {
+    let echo = Arc::new(Echo::default());
+    let (_listener, address) = server(Arc::clone(&echo) as _).await;
+    let client = identity(Role::Client, b"one");
+    let connection = connect(&address, &client, Arc::new(NoHandler), TIMEOUT)
+        .await
+        .unwrap();
+    let call = connection.call(Kind::CHUNK_STATUS, &Empty {}, &[], TIMEOUT);
+    let answer = async {
+        while echo.held.lock().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let held = echo.held.lock().pop().unwrap();
+        held.ok_with(&Empty {}, &[Bytes::from(vec![0; (8 << 20) + 1])]);
+    };
+    let (outcome, ()) = tokio::join!(call, answer);
+    let error = outcome.unwrap_err();
+    assert!(matches!(error, NetError::Refused { .. }), "{error}");
+}

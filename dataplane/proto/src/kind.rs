@@ -61,6 +61,8 @@ kinds! {
     CLUSTER_STATUS = 0x020c;
     /// Stream the whole store out.
     META_DUMP = 0x020d;
+    /// Forget a chunkserver that will not come back.
+    SERVER_FORGET = 0x020e;
 
     /// Open or resume a session.
     SESSION_OPEN = 0x0301;

@@ -75,6 +75,8 @@ statuses! {
     DISK_FAILED = 0x100f, EIO;
     /// Not the leader; the failure's hint names it.
     NOT_LEADER = 0x1010, EAGAIN;
+    /// Copies may differ by a write that failed: the lease is to be sealed, not closed.
+    NEEDS_SEAL = 0x1011, EIO;
 }
 
 impl Status {

@@ -1,9 +1,14 @@
 //! `hither cs`.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use anyhow::bail;
+use hither_net::{NetError, NoHandler, connect};
+use hither_proto::chunk::StatusReply;
 use hither_proto::common::Empty;
 use hither_proto::kind::Kind;
-use hither_proto::manager::{ClusterStatus, ServerLabel, ServerMaintenance};
+use hither_proto::manager::{ClusterStatus, ServerForget, ServerLabel, ServerMaintenance};
 use hither_proto::map::ServerState;
 use serde::Serialize;
 
@@ -35,6 +40,11 @@ pub(crate) async fn run(cs: Cs, cluster: Option<String>, output: Output) -> anyh
             let servers = list(&reply.decode()?);
             output.print(&servers, |servers| show(servers))
         }
+        Cs::Stat => {
+            let reply = cluster::ask(&link, Kind::CLUSTER_STATUS, &Empty {}).await?;
+            let all = counted(&list(&reply.decode()?)).await;
+            output.print(&all, |all| show_counted(all))
+        }
         Cs::Label { id, changes } => {
             if let Some(option) = changes.iter().find(|change| change.starts_with("--")) {
                 bail!("{option} would be a label change here: options go before `cs`");
@@ -56,8 +66,96 @@ pub(crate) async fn run(cs: Cs, cluster: Option<String>, output: Output) -> anyh
             output.done(&format!("chunkserver {id}: maintenance {state}"));
             Ok(())
         }
+        Cs::Forget { id } => {
+            cluster::ask(&link, Kind::SERVER_FORGET, &ServerForget { server: id }).await?;
+            output.done(&format!("chunkserver {id} is forgotten"));
+            Ok(())
+        }
     }
 }
+
+/// A chunkserver's counters as `hither cs stat` prints them.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Counted {
+    id: u64,
+    address: String,
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    write_bytes: u64,
+    flushes: u64,
+    busy: u64,
+    repaired_blocks: u64,
+    copies: u64,
+    /// Why there are none.
+    error: Option<String>,
+}
+
+/// Asks all servers at the same time: one that is away does not hold the others up.
+async fn counted(servers: &[Server]) -> Vec<Counted> {
+    let mut asked = tokio::task::JoinSet::new();
+    for server in servers {
+        let (id, address) = (server.id, server.address.clone());
+        asked.spawn(async move {
+            let reply = ask_counters(&address).await;
+            let error = reply.as_ref().err().map(ToString::to_string);
+            let said = reply.unwrap_or_default();
+            Counted {
+                id,
+                address,
+                reads: said.reads,
+                read_bytes: said.read_bytes,
+                writes: said.writes,
+                write_bytes: said.write_bytes,
+                flushes: said.flushes,
+                busy: said.busy,
+                repaired_blocks: said.repaired_blocks,
+                copies: said.chunks,
+                error,
+            }
+        });
+    }
+    let mut all = asked.join_all().await;
+    all.sort_by_key(|server| server.id);
+    all
+}
+
+async fn ask_counters(address: &str) -> Result<StatusReply, NetError> {
+    let connection = connect(address, &cluster::admin(), Arc::new(NoHandler), COUNTERS_IN).await?;
+    let reply = connection
+        .call(Kind::CHUNK_STATUS, &Empty {}, &[], COUNTERS_IN)
+        .await;
+    connection.close();
+    reply?.decode()
+}
+
+fn show_counted(servers: &[Counted]) -> String {
+    let rows = servers
+        .iter()
+        .map(|s| {
+            [
+                s.id.to_string(),
+                s.address.clone(),
+                s.error.clone().unwrap_or_else(|| s.copies.to_string()),
+                format!("{} ({})", s.reads, bytes(s.read_bytes)),
+                format!("{} ({})", s.writes, bytes(s.write_bytes)),
+                s.flushes.to_string(),
+                s.repaired_blocks.to_string(),
+                s.busy.to_string(),
+            ]
+        })
+        .collect();
+    table(
+        [
+            "ID", "ADDRESS", "COPIES", "READS", "WRITES", "FLUSHES", "REPAIRED", "BUSY",
+        ],
+        rows,
+    )
+}
+
+/// Time a chunkserver has to say its counters.
+const COUNTERS_IN: Duration = Duration::from_secs(3);
 
 fn list(status: &ClusterStatus) -> Vec<Server> {
     let map = status.map.clone().unwrap_or_default();

@@ -244,12 +244,26 @@ fn stop(down: &PlaygroundDown, output: Output) -> anyhow::Result<()> {
         output.done(&format!("no playground in {}", dir.display()));
         return Ok(());
     };
+    // The store last: what others have not written yet they write before they end.
+    let (store, others): (Vec<&Process>, Vec<&Process>) =
+        state.processes.iter().partition(|p| p.is_store());
+    end_all(&others)?;
+    end_all(&store)?;
+    if down.delete {
+        std::fs::remove_dir_all(dir).with_context(|| format!("remove {}", dir.display()))?;
+    }
+    output.done("playground ended");
+    Ok(())
+}
+
+/// Ends processes and waits for them.
+fn end_all(processes: &[&Process]) -> anyhow::Result<()> {
     // Chunkservers first: the manager need not watch them go.
-    for process in state.processes.iter().rev().filter(|p| is_running(p)) {
+    for process in processes.iter().rev().filter(|p| is_running(p)) {
         send(process, rustix::process::Signal::CONT)?;
         send(process, rustix::process::Signal::TERM)?;
     }
-    for process in state.processes.iter().rev() {
+    for process in processes.iter().rev() {
         if wait_gone(process, END_IN).is_err() {
             eprintln!(
                 "hither: {} does not end by itself: killing it",
@@ -259,10 +273,6 @@ fn stop(down: &PlaygroundDown, output: Output) -> anyhow::Result<()> {
             wait_gone(process, END_IN)?;
         }
     }
-    if down.delete {
-        std::fs::remove_dir_all(dir).with_context(|| format!("remove {}", dir.display()))?;
-    }
-    output.done("playground ended");
     Ok(())
 }
 

@@ -40,9 +40,19 @@ pub(super) fn spawn(dir: &Path, process: &mut Process) -> anyhow::Result<()> {
 
 /// Whether this very process is there (and not merely a zombie).
 pub(super) fn is_running(process: &Process) -> bool {
-    process.pid != 0
-        && start_time(process.pid) == Some(process.started)
-        && !matches!(letter(process.pid), None | Some('Z' | 'X'))
+    is_there(process) && (!matches!(letter(process.pid), None | Some('Z' | 'X')) || ends(process))
+}
+
+/// Whether the process has an entry in the system's table.
+fn is_there(process: &Process) -> bool {
+    process.pid != 0 && start_time(process.pid) == Some(process.started)
+}
+
+/// Whether other threads of a process whose first one is a zombie are still at work, such as one
+/// that waits for a disk: until they are done the process has its files and locks.
+fn ends(process: &Process) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", process.pid));
+    threads.is_ok_and(|threads| threads.count() > 1)
 }
 
 /// What a process does, in a word.
@@ -74,7 +84,7 @@ pub(super) fn send(process: &Process, signal: Signal) -> anyhow::Result<()> {
 /// Waits until the process is gone.
 pub(super) fn wait_gone(process: &Process, at_most: Duration) -> anyhow::Result<()> {
     let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
-    if !is_running(process) {
+    if !is_there(process) {
         return Ok(());
     }
     let Some(pid) = pid else { return Ok(()) };

@@ -41,7 +41,7 @@ impl State {
     pub(super) fn new(up: &PlaygroundUp) -> anyhow::Result<Self> {
         let dir = absolute(&up.at.dir)?;
         let per_zone = up.chunkservers_per_zone as usize;
-        let mut free = free_addresses(&up.address, 6 + up.zones.len() * per_zone)?.into_iter();
+        let mut free = free_addresses(&up.address, 8 + up.zones.len() * per_zone)?.into_iter();
         let mut next = || free.next().context("no free port");
         let cluster = next()?;
         let class = up.class.clone().unwrap_or_else(|| {
@@ -130,6 +130,13 @@ impl Process {
     }
 }
 
+impl Process {
+    /// Whether it is the store that others keep their state in.
+    pub(super) fn is_store(&self) -> bool {
+        self.name == STORE
+    }
+}
+
 type NextAddress<'a> = dyn FnMut() -> anyhow::Result<String> + 'a;
 
 /// One process carries the store, the manager and the metadata rank.
@@ -155,7 +162,8 @@ fn embedded(
     Ok(vec![Process::new("manager", None, cluster, &args)])
 }
 
-/// etcd, two managers of which one leads, and a metadata server, each a process of its own.
+/// etcd, two managers of which one leads and two metadata servers of which one serves the rank,
+/// each a process of its own.
 fn with_etcd(
     dir: &Path,
     cluster: &str,
@@ -169,7 +177,7 @@ fn with_etcd(
     let etcd = Process {
         program: "etcd".into(),
         ..Process::new(
-            "etcd",
+            STORE,
             None,
             &client,
             &[
@@ -211,17 +219,19 @@ fn with_etcd(
         processes.push(Process::new(name, None, listen, &args));
     }
     let managers = format!("{cluster},{standby}");
-    let mds = next()?;
-    let args = [
-        "mds",
-        "--etcd",
-        &client_url,
-        "--listen",
-        &mds,
-        "--managers",
-        &managers,
-    ];
-    processes.push(Process::new("mds", None, &mds, &args));
+    for name in ["mds", "mds-2"] {
+        let listen = next()?;
+        let args = [
+            "mds",
+            "--etcd",
+            &client_url,
+            "--listen",
+            &listen,
+            "--managers",
+            &managers,
+        ];
+        processes.push(Process::new(name, None, &listen, &args));
+    }
     Ok(processes)
 }
 
@@ -247,3 +257,5 @@ fn free_addresses(host: &str, count: usize) -> anyhow::Result<Vec<String>> {
 }
 
 const FILE: &str = "playground.json";
+/// Name of the store's process, where it has one.
+const STORE: &str = "etcd";

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use hither_chunkserver::{ChunkServer, ChunkServerConfig};
 
-use super::{addresses, ending, read_config, terminated};
+use super::{Signals, addresses, ending, read_config};
 use crate::args;
 
 /// Runs until SIGTERM, or until it has to stop by itself.
@@ -30,9 +30,11 @@ pub(crate) async fn run(args: args::Chunkserver) -> anyhow::Result<()> {
         bail!("where is the manager? give --managers HOST:PORT");
     }
     let server = ChunkServer::start(config).await?;
+    // Who reads that it is ready may end it: as asked, and not where it stands.
+    let mut signals = Signals::listen()?;
     println!("chunkserver {} ready at {}", server.id(), server.address());
     let why = tokio::select! {
-        ended = terminated() => { ended?; None }
+        () = signals.next() => None,
         why = server.stopped() => Some(why),
     };
     ending(server.shutdown(), true).await??;

@@ -13,7 +13,7 @@ use hither_net::Identity;
 use hither_proto::ids::{MapVersion, RankId};
 use serde::Deserialize;
 
-use super::{ending, read_config, terminated};
+use super::{Signals, ending, read_config};
 use crate::args;
 
 /// Configuration of a manager.
@@ -42,6 +42,8 @@ struct Config {
     early_answers: bool,
     /// Inodes a rank keeps in memory.
     cached_inodes_max: usize,
+    /// Milliseconds a chunkserver may be down before its copies are made elsewhere. Default 600000.
+    repair_after_ms: u64,
 }
 
 impl Default for Config {
@@ -58,6 +60,7 @@ impl Default for Config {
             session_lease_ms: 15_000,
             early_answers: true,
             cached_inodes_max: 1_000_000,
+            repair_after_ms: 600_000,
         }
     }
 }
@@ -119,6 +122,7 @@ async fn with_store<S: hither_metastore::MetaStore>(
             locations: config.locations,
             session_lease,
             default_class: config.default_class.clone(),
+            repair_after: Duration::from_millis(config.repair_after_ms),
             store_name: if embedded { "embedded" } else { "etcd" }.into(),
         },
         Arc::clone(&store),
@@ -128,6 +132,8 @@ async fn with_store<S: hither_metastore::MetaStore>(
     if embedded && config.ranks > 0 {
         rank = Some(start_rank(config, &manager, store, session_lease).await?);
     }
+    // Who reads that it is ready may end it: as asked, and not where it stands.
+    let mut signals = Signals::listen()?;
     println!("manager ready at {}", manager.address());
     let stopped = async {
         match &rank {
@@ -136,7 +142,7 @@ async fn with_store<S: hither_metastore::MetaStore>(
         }
     };
     tokio::select! {
-        ended = terminated() => ended?,
+        () = signals.next() => {}
         // Whoever watches the process starts it again; without its rank it would serve nobody.
         () = stopped => bail!("the metadata rank of this process has stopped"),
     }
@@ -177,6 +183,7 @@ async fn start_rank<S: hither_metastore::MetaStore>(
             early_answers: config.early_answers,
             cached_inodes_max: config.cached_inodes_max,
             default_class,
+            holder: None,
         },
         identity,
         store,

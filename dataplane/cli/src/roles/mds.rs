@@ -29,8 +29,8 @@ mod with_etcd {
 
     use anyhow::{Context as _, bail};
     use hither_managerlink::ManagerLink;
-    use hither_mds::{RankConfig, RankServer};
-    use hither_metastore::{EtcdOptions, EtcdStore};
+    use hither_mds::{Holder, RankConfig, RankServer};
+    use hither_metastore::{Error, EtcdOptions, EtcdStore};
     use hither_net::Identity;
     use hither_proto::common::Role;
     use hither_proto::ids::{MapVersion, RankId};
@@ -72,15 +72,38 @@ mod with_etcd {
         }
     }
 
-    /// Connects to etcd; everything of the cluster is under one prefix.
+    /// Connects to etcd, waiting for it if need be; everything of the cluster is under one prefix.
     pub(crate) async fn open_etcd(urls: &str) -> anyhow::Result<EtcdStore> {
-        let options = EtcdOptions::new(addresses(urls), "hither/");
-        EtcdStore::connect(options)
-            .await
-            .with_context(|| format!("connect to etcd at {urls}"))
+        let mut told = false;
+        loop {
+            match EtcdStore::connect(EtcdOptions::new(endpoints(urls), "hither/")).await {
+                Ok(store) => return Ok(store),
+                Err(error @ Error::Unavailable { .. }) => {
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::warn!(%error, urls, "etcd does not answer: waiting for it");
+                    }
+                    tokio::time::sleep(ETCD_AGAIN).await;
+                }
+                Err(error) => {
+                    return Err(error).with_context(|| format!("use etcd at {urls}"));
+                }
+            }
+        }
     }
 
-    /// Runs until SIGTERM, or until another process has taken the rank.
+    /// `http://` is understood where no scheme is given.
+    fn endpoints(urls: &str) -> Vec<String> {
+        let full = |url: String| {
+            if url.contains("://") {
+                url
+            } else {
+                format!("http://{url}")
+            }
+        };
+        addresses(urls).into_iter().map(full).collect()
+    }
+
+    /// Serves the rank, or stands by for whoever does, until SIGTERM.
     pub(crate) async fn run(args: args::Mds) -> anyhow::Result<()> {
         let mut config: Config = read_config(args.config.as_deref())?;
         config.rank = args.rank.unwrap_or(config.rank);
@@ -90,17 +113,67 @@ mod with_etcd {
         if config.etcd.is_empty() {
             bail!("where is the metadata store? give --etcd URLS");
         }
-        let store = Arc::new(open_etcd(&config.etcd).await?);
+        let end = terminated();
+        tokio::pin!(end);
+        let store = tokio::select! {
+            store = open_etcd(&config.etcd) => Arc::new(store?),
+            ended = &mut end => return ended,
+        };
         let identity = Identity {
             role: Role::Mds,
             boot_id: rand::random(),
             ..Identity::default()
         };
         let link = ManagerLink::start(addresses(&config.managers), identity.clone(), "");
-        let first = link
-            .at_least(MapVersion(1), START_IN)
-            .await
-            .context("find a manager")?;
+        loop {
+            let rank = tokio::select! {
+                rank = take_rank(&config, &identity, &store, &link) => rank?,
+                ended = &mut end => return ended,
+            };
+            println!("metadata rank {} ready at {}", config.rank, rank.address());
+            let beat = RankBeat {
+                rank: u32::from(config.rank),
+                address: rank.address().to_string(),
+                epoch: rank.epoch().0,
+                boot_id: identity.boot_id,
+            };
+            let beats = tokio::spawn(beat_on(link.clone(), beat));
+            let ended = tokio::select! {
+                ended = &mut end => Some(ended),
+                () = rank.fenced() => None,
+            };
+            beats.abort();
+            if let Some(ended) = ended {
+                ended?;
+                let settled = tokio::time::timeout(SETTLE_IN, rank.shutdown());
+                if ending(settled, true).await?.is_err() {
+                    bail!(
+                        "the metadata store does not answer: what was not stored is left to the \
+                         mounts, which send it again"
+                    );
+                }
+                return Ok(());
+            }
+            tracing::warn!(
+                rank = config.rank,
+                "another process serves the rank now: standing by"
+            );
+        }
+    }
+
+    /// Waits until nobody else has the rank, and begins to serve it.
+    async fn take_rank(
+        config: &Config,
+        identity: &Identity,
+        store: &Arc<EtcdStore>,
+        link: &ManagerLink,
+    ) -> anyhow::Result<RankServer> {
+        let first = loop {
+            match link.at_least(MapVersion(1), MAP_IN).await {
+                Ok(map) => break map,
+                Err(error) => tracing::warn!(%error, "no manager leads yet: waiting for one"),
+            }
+        };
         let default_class = first.classes().next().map_or(1, |(id, _)| id.0);
         let rank = RankServer::start(
             RankConfig {
@@ -110,33 +183,21 @@ mod with_etcd {
                 early_answers: config.early_answers,
                 cached_inodes_max: config.cached_inodes_max,
                 default_class,
+                holder: Some(Holder {
+                    boot_id: rand::random(),
+                    address: config.listen.clone(),
+                }),
             },
             Identity {
                 cluster_id: bytes::Bytes::copy_from_slice(first.cluster_id()),
                 ..identity.clone()
             },
-            store,
+            Arc::clone(store),
             link.watch(),
-            reporter(&link),
+            reporter(link),
         )
         .await?;
-        println!("metadata rank {} ready at {}", config.rank, rank.address());
-        let beat = RankBeat {
-            rank: u32::from(config.rank),
-            address: rank.address().to_string(),
-            epoch: rank.epoch().0,
-            boot_id: identity.boot_id,
-        };
-        let beats = tokio::spawn(beat_on(link, beat));
-        let fenced = tokio::select! {
-            ended = terminated() => { ended?; false }
-            () = rank.fenced() => true,
-        };
-        beats.abort();
-        if fenced {
-            bail!("another process serves rank {} now", config.rank);
-        }
-        ending(rank.shutdown(), true).await
+        Ok(rank)
     }
 
     /// Says again and again where the rank is: the manager forgets it when it restarts.
@@ -168,8 +229,12 @@ mod with_etcd {
         })
     }
 
-    /// Time to find a manager at the start.
-    const START_IN: Duration = Duration::from_secs(60);
+    /// After this long it is said that no manager leads.
+    const MAP_IN: Duration = Duration::from_secs(10);
+    /// Time to store what was answered, at the end.
+    const SETTLE_IN: Duration = Duration::from_secs(10);
+    /// Pause between attempts to reach etcd.
+    const ETCD_AGAIN: Duration = Duration::from_millis(500);
     /// How often the rank says where it is.
     const BEAT: Duration = Duration::from_secs(1);
 }

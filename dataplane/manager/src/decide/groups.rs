@@ -30,6 +30,7 @@ pub(crate) fn plan_servers(state: &State) -> Vec<PlanServer> {
     state
         .servers
         .iter()
+        .filter(|(_, server)| !server.gone)
         .map(|(id, server)| PlanServer {
             candidate: candidate(state, *id, server),
             disks: server
@@ -105,8 +106,20 @@ fn plan_definition(
         let places: Vec<Place> = group.members.iter().flatten().copied().collect();
         match group.key {
             Some(GroupKey(key)) => {
+                let gone = |place: &Place| {
+                    let server = state.servers.get(&ChunkserverId(place.server.0));
+                    server.is_some_and(|server| server.gone)
+                };
+                let (gone, lost) = group.lost.iter().copied().partition(gone);
                 if let Some(old) = state.groups.get_mut(&GroupId(key)) {
-                    mend(old, &places, &group.removed);
+                    let change = Change {
+                        wanted: &places,
+                        removed: &group.removed,
+                        lost,
+                        gone,
+                        whole: places.len() == terms,
+                    };
+                    mend(old, &change);
                 }
             }
             None => {
@@ -159,14 +172,44 @@ fn new_group(key: u32, id: DefinitionId, definition: &Definition, places: &[Plac
     }
 }
 
-/// Brings new members in; lets those that are to leave go once all that stay are in-sync.
-fn mend(group: &mut Group, wanted: &[Place], removed: &[Place]) {
-    let mut changed = false;
-    for place in wanted {
+/// What is to become of the members of a group.
+struct Change<'a> {
+    wanted: &'a [Place],
+    /// To leave once those that are wanted hold everything.
+    removed: &'a [Place],
+    /// On disks that failed, or of servers nobody knows any more.
+    lost: Vec<Place>,
+    /// Of servers that are down for long: they may come back.
+    gone: Vec<Place>,
+    /// Everything that is asked for is among what is wanted.
+    whole: bool,
+}
+
+/// Brings new members in; lets those that are to leave go once all that stay are in-sync, and those
+/// that are lost at once. The last in-sync member stays whatever became of it.
+fn mend(group: &mut Group, change: &Change<'_>) {
+    let Change {
+        wanted, removed, ..
+    } = change;
+    let mut out = change.lost.clone();
+    if change.whole {
+        out.extend(&change.gone);
+    }
+    let serves = |member: &Member| is_in_sync(member.state) && !out.contains(&place_of(member));
+    if !group.members.iter().any(serves) {
+        out.clear();
+    }
+    let before = group.members.len();
+    group
+        .members
+        .retain(|member| !out.contains(&place_of(member)));
+    let mut changed = group.members.len() != before;
+    for place in *wanted {
+        // One member of a server is all that a group can tell apart.
         if !group
             .members
             .iter()
-            .any(|member| place_of(member) == *place)
+            .any(|member| member.server == place.server.0)
         {
             group.members.push(member_at(place, MemberState::Filling));
             changed = true;
@@ -249,6 +292,83 @@ mod tests {
             assert!(group.members.iter().all(|m| is_in_sync(m.state)));
         }
         assert_eq!(plan(&state), state);
+    }
+
+    fn replaced(state: &State, was: u64) -> usize {
+        let groups = state.groups.values();
+        let gone = groups.filter(|group| group.members.iter().all(|m| m.server != was));
+        gone.count()
+    }
+
+    #[test]
+    fn a_failed_disk_leaves_its_groups_and_another_one_takes_its_place() {
+        let mut state = with_servers(&["a", "b"], "zone=a,zone=b");
+        let server = state.servers.get_mut(&ChunkserverId(1)).unwrap();
+        let second = ShownDisk {
+            index: 1,
+            ..server.shown.disks[0]
+        };
+        server.shown.disks.push(second);
+        let mut state = plan(&state);
+        let on = |state: &State, disk: u32| {
+            let members = state.groups.values().flat_map(|group| &group.members);
+            members.filter(|m| m.server == 1 && m.disk == disk).count()
+        };
+        let all = state.groups.len();
+        assert!(on(&state, 0) > 0 && on(&state, 0) + on(&state, 1) == all);
+        // The last in-sync member of a group stays, whatever became of it.
+        let first = *state.groups.keys().next().unwrap();
+        let group = state.groups.get_mut(&first).unwrap();
+        for member in &mut group.members {
+            member.disk = 0;
+            if member.server == 2 {
+                member.state = MemberState::Lagging.into();
+            }
+        }
+        state
+            .servers
+            .get_mut(&ChunkserverId(1))
+            .unwrap()
+            .shown
+            .disks[0]
+            .failed = true;
+        let state = plan(&state);
+        assert_eq!((on(&state, 0), on(&state, 1)), (1, all - 1));
+        for (id, group) in &state.groups {
+            let members: Vec<u64> = group.members.iter().map(|m| m.server).collect();
+            assert_eq!(members.len(), 2, "{members:?}");
+            let filling = group
+                .members
+                .iter()
+                .any(|m| m.server == 1 && m.state == i32::from(MemberState::Filling));
+            assert!(filling || *id == first || group.epoch == 1);
+        }
+        assert_eq!(plan(&state), state, "planning again changes nothing");
+    }
+
+    #[test]
+    fn a_server_that_is_gone_is_replaced_where_others_can_take_its_place() {
+        let mut state = plan(&with_servers(&["a", "a", "b"], "zone=a,zone=b"));
+        for id in [1, 3] {
+            state = super::super::server_lost(&state, ChunkserverId(id));
+        }
+        let down = plan(&state);
+        assert_eq!(
+            (replaced(&down, 1), replaced(&down, 3)),
+            (replaced(&state, 1), 0)
+        );
+        for id in [1, 3] {
+            state.servers.get_mut(&ChunkserverId(id)).unwrap().gone = true;
+        }
+        let state = plan(&state);
+        let all = state.groups.len();
+        // Nobody else is in zone b: what was there is waited for.
+        assert_eq!(replaced(&state, 3), 0);
+        let held_by_2 = state
+            .groups
+            .values()
+            .filter(|g| g.members.iter().any(|m| m.server == 2));
+        assert_eq!(held_by_2.count(), all);
     }
 
     #[test]

@@ -11,25 +11,28 @@ use crate::state::State;
 /// The client at the head of a chain, as a node.
 const CLIENT: ChunkserverId = ChunkserverId(0);
 
-/// Whether some order of the members makes a chain from the client over sound links only.
+/// Whether some order of the members makes a chain from the client over sound links only. Members
+/// that are being filled stand behind those that are in-sync.
 ///
 /// Links are directed: (from, to) means that `from` cannot reach `to`. At most nine members.
 #[must_use]
 pub fn chain_exists(
-    members: &[ChunkserverId],
+    in_sync: &[ChunkserverId],
+    filling: &[ChunkserverId],
     broken: &BTreeSet<(ChunkserverId, ChunkserverId)>,
 ) -> bool {
     fn extend(
         at: ChunkserverId,
         left: &mut Vec<ChunkserverId>,
+        behind: &[ChunkserverId],
         broken: &BTreeSet<(ChunkserverId, ChunkserverId)>,
     ) -> bool {
         if left.is_empty() {
-            return true;
+            return behind.is_empty() || extend(at, &mut behind.to_vec(), &[], broken);
         }
         for n in 0..left.len() {
             let next = left.swap_remove(n);
-            let found = !broken.contains(&(at, next)) && extend(next, left, broken);
+            let found = !broken.contains(&(at, next)) && extend(next, left, behind, broken);
             left.push(next);
             let last = left.len() - 1;
             left.swap(n, last);
@@ -39,7 +42,7 @@ pub fn chain_exists(
         }
         false
     }
-    extend(CLIENT, &mut members.to_vec(), broken)
+    extend(CLIENT, &mut in_sync.to_vec(), filling, broken)
 }
 
 /// A client has tried and failed: a member leaves the in-sync set only if no chain avoids the
@@ -56,13 +59,14 @@ pub fn link_broken(
         .groups
         .get(&group)
         .filter(|known| known.epoch == epoch)?;
-    let active: Vec<ChunkserverId> = known
-        .members
-        .iter()
-        .filter(|member| member.state != i32::from(MemberState::Lagging))
-        .map(|member| ChunkserverId(member.server))
-        .collect();
-    if chain_exists(&active, broken) {
+    let members_in = |state: MemberState| -> Vec<ChunkserverId> {
+        let of = known.members.iter();
+        of.filter(|member| member.state == i32::from(state))
+            .map(|member| ChunkserverId(member.server))
+            .collect()
+    };
+    let in_sync = members_in(MemberState::InSync);
+    if chain_exists(&in_sync, &members_in(MemberState::Filling), broken) {
         return None;
     }
     let mut next = state.clone();
@@ -81,16 +85,28 @@ mod tests {
     #[test]
     fn another_order_avoids_one_broken_link() {
         let one = BTreeSet::from([(ChunkserverId(1), ChunkserverId(2))]);
-        assert!(chain_exists(&ids(&[1, 2]), &one));
+        assert!(chain_exists(&ids(&[1, 2]), &[], &one));
         let both = BTreeSet::from([
             (ChunkserverId(1), ChunkserverId(2)),
             (ChunkserverId(2), ChunkserverId(1)),
         ]);
-        assert!(!chain_exists(&ids(&[1, 2]), &both));
-        assert!(chain_exists(&ids(&[1, 2, 3]), &both), "over the third");
+        assert!(!chain_exists(&ids(&[1, 2]), &[], &both));
+        assert!(chain_exists(&ids(&[1, 2, 3]), &[], &both), "over the third");
         let unreachable = BTreeSet::from([(CLIENT, ChunkserverId(1))]);
-        assert!(chain_exists(&ids(&[1, 2]), &unreachable));
-        assert!(!chain_exists(&ids(&[1]), &unreachable));
-        assert!(chain_exists(&[], &both));
+        assert!(chain_exists(&ids(&[1, 2]), &[], &unreachable));
+        assert!(!chain_exists(&ids(&[1]), &[], &unreachable));
+        assert!(chain_exists(&[], &[], &both));
+    }
+
+    #[test]
+    fn a_member_that_is_being_filled_never_stands_before_one_that_is_in_sync() {
+        let one = BTreeSet::from([(ChunkserverId(1), ChunkserverId(2))]);
+        assert!(!chain_exists(&ids(&[1]), &ids(&[2]), &one));
+        assert!(chain_exists(&ids(&[2]), &ids(&[1]), &one));
+        assert!(
+            chain_exists(&ids(&[1, 3]), &ids(&[2]), &one),
+            "3 stands between"
+        );
+        assert!(chain_exists(&ids(&[1]), &ids(&[2, 3]), &one));
     }
 }

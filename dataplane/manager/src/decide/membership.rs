@@ -34,6 +34,8 @@ pub struct Beat {
 
 /// Time within which a server is expected to beat.
 const BEAT_INTERVAL: Duration = Duration::from_millis(500);
+/// A longer time between two looks of the manager is a time in which it heard nobody.
+const LOOK_AT_LEAST: Duration = Duration::from_millis(500);
 /// Silence after which a server is taken as lost.
 const LOST_AFTER: Duration = Duration::from_secs(2);
 /// Processes of one id that are remembered.
@@ -67,6 +69,17 @@ impl Liveness {
         self.held_out
             .get(&(group, id))
             .is_some_and(|until| *until > now)
+    }
+
+    /// The manager itself has not looked for this long (it was stopped, or the store did not
+    /// answer): signs of life have been waiting meanwhile, and silence does not count.
+    pub fn excuse(&mut self, gap: Duration, now: Duration) {
+        let Some(surplus) = gap.checked_sub(LOOK_AT_LEAST) else {
+            return;
+        };
+        for last in self.last.values_mut() {
+            *last = (*last + surplus).min(now);
+        }
     }
 
     /// Forgets what no longer holds.
@@ -155,6 +168,53 @@ pub fn lost_servers(state: &State, liveness: &Liveness, now: Duration) -> Vec<Ch
         })
         .map(|(id, _)| *id)
         .collect()
+}
+
+/// Servers that have been down for longer than `repair_after` and are not in maintenance.
+#[must_use]
+pub fn gone_servers(
+    state: &State,
+    liveness: &Liveness,
+    repair_after: Duration,
+    now: Duration,
+) -> Vec<ChunkserverId> {
+    let down = state.servers.iter().filter(|(_, server)| {
+        let down = server.shown.state == i32::from(Shown::Down);
+        down && !server.maintenance && !server.gone
+    });
+    let silent = |id: &ChunkserverId| {
+        let last = liveness.last.get(id);
+        last.is_none_or(|last| *last + repair_after < now)
+    };
+    down.map(|(id, _)| *id).filter(silent).collect()
+}
+
+/// The copies of a server are made elsewhere from now on.
+#[must_use]
+pub fn server_gone(state: &State, id: ChunkserverId) -> State {
+    let mut next = state.clone();
+    if let Some(server) = next.servers.get_mut(&id) {
+        server.gone = true;
+    }
+    next
+}
+
+/// A server that will not come back is forgotten: its copies are made elsewhere at once.
+///
+/// # Errors
+/// When there is no such server, or it is up.
+pub fn server_forgotten(state: &State, id: ChunkserverId) -> Result<State, String> {
+    let mut next = state.clone();
+    let server = next
+        .servers
+        .remove(&id)
+        .ok_or_else(|| format!("there is no chunkserver {id}"))?;
+    if server.shown.state != i32::from(Shown::Down) {
+        return Err(format!(
+            "chunkserver {id} is up: stop it first, and forget it when it is down"
+        ));
+    }
+    Ok(next)
 }
 
 /// A server is taken as lost: it leaves the in-sync set of all its groups.
@@ -248,6 +308,7 @@ fn describe(state: &mut State, id: ChunkserverId, said: &Chunkserver) {
         }
     }
     server.own_labels = std::mem::take(&mut shown.labels);
+    server.gone = false;
     server.shown = shown;
     show_labels(server);
 }
@@ -438,6 +499,17 @@ mod tests {
         // The process it replaced is told to stop.
         let ghost = beat(&state, &mut liveness, &heartbeat(1, 11), Duration::ZERO);
         assert!(ghost.reply.duplicate && ghost.next.is_none());
+    }
+
+    #[test]
+    fn a_manager_that_was_stopped_hears_everybody_first() {
+        let (state, mut liveness) = registered();
+        let now = Duration::from_secs(60);
+        liveness.excuse(now, now);
+        assert_eq!(lost_servers(&state, &liveness, now), Vec::new());
+        liveness.excuse(Duration::from_millis(100), now);
+        let later = now + LOST_AFTER;
+        assert_eq!(lost_servers(&state, &liveness, later).len(), 2);
     }
 
     #[test]

@@ -9,11 +9,22 @@ pub use classes::{ClassOutcome, class_deleted, class_set};
 pub use groups::plan;
 pub use links::{chain_exists, link_broken};
 pub use membership::{
-    Beat, Liveness, beat, labels_changed, lost_servers, maintenance_changed, server_lost,
+    Beat, Liveness, beat, gone_servers, labels_changed, lost_servers, maintenance_changed,
+    server_forgotten, server_gone, server_lost,
 };
 
 use hither_proto::ids::{ChunkserverId, GroupId};
-use hither_proto::map::{Group, MemberState};
+use hither_proto::manager::RankBeat;
+use hither_proto::map::{Group, MemberState, Rank};
+
+/// Whether a beat says something new of its rank. An older epoch is that of a process that has
+/// lost the rank and does not know it yet.
+#[must_use]
+pub fn rank_is_news(known: Option<&Rank>, beat: &RankBeat) -> bool {
+    known.is_none_or(|known| {
+        beat.epoch > known.epoch || (beat.epoch == known.epoch && beat.address != known.address)
+    })
+}
 
 /// Takes a member out of the in-sync set (or of filling). The last in-sync member is never taken
 /// out: the group waits for it. True when anything changed; the epoch has then risen.
@@ -74,4 +85,28 @@ pub(crate) fn groups_with(
         .filter(|(_, group)| group.members.iter().any(|m| m.server == server.0))
         .map(|(id, _)| *id)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deposed_rank_is_not_listened_to() {
+        let beat = |epoch: u64, address: &str| RankBeat {
+            epoch,
+            address: address.into(),
+            ..RankBeat::default()
+        };
+        let known = Rank {
+            rank: 0,
+            address: "new".into(),
+            epoch: 7,
+        };
+        assert!(rank_is_news(None, &beat(1, "any")));
+        assert!(!rank_is_news(Some(&known), &beat(7, "new")));
+        assert!(rank_is_news(Some(&known), &beat(7, "moved")));
+        assert!(rank_is_news(Some(&known), &beat(8, "next")));
+        assert!(!rank_is_news(Some(&known), &beat(6, "old")));
+    }
 }

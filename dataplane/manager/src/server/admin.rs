@@ -6,7 +6,8 @@ use hither_proto::common::Empty;
 use hither_proto::ids::{ChunkserverId, ClassId};
 use hither_proto::kind::Kind;
 use hither_proto::manager::{
-    ClassName, ClassSet, ClusterStatus, DistanceSet, GroupHealth, ServerLabel, ServerMaintenance,
+    ClassName, ClassSet, ClusterStatus, DistanceSet, GroupHealth, ServerForget, ServerLabel,
+    ServerMaintenance,
 };
 use hither_proto::map::MemberState;
 use hither_proto::status::{Errno, Status};
@@ -56,6 +57,11 @@ impl<S: MetaStore> Task<S> {
                 let change: ServerMaintenance = incoming.decode()?;
                 let id = ChunkserverId(change.server);
                 let next = decide::maintenance_changed(&self.state, id, change.on);
+                self.answer_change(next, responder).await;
+            }
+            Kind::SERVER_FORGET => {
+                let forget: ServerForget = incoming.decode()?;
+                let next = decide::server_forgotten(&self.state, ChunkserverId(forget.server));
                 self.answer_change(next, responder).await;
             }
             Kind::DISTANCE_SET => {

@@ -9,10 +9,11 @@ use bytes::Bytes;
 use hither_proto::fragment::Fragment;
 use hither_proto::ids::{BatchNumber, InodeId, SessionId};
 use hither_proto::stored::dentry::Target as Stored;
-use hither_proto::stored::{BackPointer, ChunkPage, Dentry, Inode, Remote};
+use hither_proto::stored::{BackPointer, ChunkPage, Dentry, Remote};
 use prost::Message;
 
 use super::cache::{Cache, EntryKey, Target};
+use super::node::Node;
 use crate::keys;
 
 /// A commit for the store: one atomic batch.
@@ -260,7 +261,7 @@ pub(crate) fn back_pointer(parent: InodeId, key: &EntryKey) -> Bytes {
 fn encode_entry(cache: &Cache, dir: InodeId, key: &EntryKey) -> Option<Bytes> {
     let target = (*cache.dirs.get(&dir)?.entries.get(key)?)?;
     let stored = match target {
-        Target::Primary(ino) => Stored::Primary(cache.inodes.get(&ino)?.inode.clone()),
+        Target::Primary(ino) => Stored::Primary(cache.inodes.get(&ino)?.inode.stored()),
         Target::Remote(ino, kind) => Stored::Remote(Remote {
             ino: ino.0,
             r#type: kind,
@@ -276,13 +277,14 @@ fn encode_entry(cache: &Cache, dir: InodeId, key: &EntryKey) -> Option<Bytes> {
 }
 
 /// Bytes an inode takes in the store, about.
-pub(crate) fn inode_bytes(inode: &Inode, name: usize) -> usize {
-    let xattrs: usize = inode
+pub(crate) fn inode_bytes(inode: &Node, name: usize) -> usize {
+    let rare = inode.rare();
+    let xattrs: usize = rare
         .xattrs
         .iter()
         .map(|xattr| xattr.name.len() + xattr.value.len() + 16)
         .sum();
-    INODE_BYTES + name + inode.symlink.len() + inode.chunks.len() * REFERENCE_BYTES + xattrs
+    INODE_BYTES + name + rare.symlink.len() + inode.chunks.len() * REFERENCE_BYTES + xattrs
 }
 
 /// Bytes of an entry without its name and inode, of an inode without names and lists, of a head.

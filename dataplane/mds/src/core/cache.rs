@@ -9,6 +9,8 @@ use bytes::Bytes;
 use hither_proto::ids::{InodeId, NameHash};
 use hither_proto::stored::{BackPointer, ChunkPage, ChunkRef, Dentry, FragmentHead, Inode};
 
+use super::node::Node;
+
 /// Position of an entry in its directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct EntryKey {
@@ -25,6 +27,16 @@ impl EntryKey {
         Self {
             hash: NameHash::of(name),
             name: name.clone(),
+        }
+    }
+
+    /// The position with a name of its own, to be kept: one that was decoded holds on to all of
+    /// the message it was in.
+    #[must_use]
+    pub(crate) fn kept(&self) -> Self {
+        Self {
+            hash: self.hash,
+            name: Bytes::copy_from_slice(&self.name),
         }
     }
 }
@@ -81,7 +93,7 @@ impl Target {
 /// An inode in memory with the place of its primary entry.
 #[derive(Debug)]
 pub(crate) struct InodeSlot {
-    pub(crate) inode: Inode,
+    pub(crate) inode: Node,
     pub(crate) parent: InodeId,
     pub(crate) key: EntryKey,
     used: bool,
@@ -139,7 +151,7 @@ impl Dir {
 /// All of it.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
-    pub(crate) inodes: BTreeMap<InodeId, InodeSlot>,
+    pub(crate) inodes: BTreeMap<InodeId, Box<InodeSlot>>,
     pub(crate) dirs: BTreeMap<InodeId, Dir>,
     pub(crate) pages: BTreeMap<(InodeId, u32), Vec<ChunkRef>>,
     /// Back-pointers that were read to find an inode; a few, dropped at any time.
@@ -222,34 +234,35 @@ impl Cache {
 
     pub(crate) fn insert_inode(&mut self, parent: InodeId, key: EntryKey, inode: Inode) {
         let ino = InodeId(inode.ino);
-        self.inodes.insert(
-            ino,
-            InodeSlot {
-                inode,
-                parent,
-                key,
-                used: true,
-            },
-        );
+        let slot = InodeSlot {
+            inode: inode.into(),
+            parent,
+            key,
+            used: true,
+        };
+        self.inodes.insert(ino, Box::new(slot));
     }
 
     /// Puts a loaded entry where nothing newer stands.
-    pub(crate) fn install(&mut self, dir: InodeId, key: EntryKey, dentry: Option<Dentry>) {
+    pub(crate) fn install(&mut self, dir: InodeId, key: &EntryKey, dentry: Option<Dentry>) {
         use hither_proto::stored::dentry::Target as Stored;
         let Some(directory) = self.dirs.get_mut(&dir) else {
             return;
         };
-        if directory.entries.contains_key(&key) {
+        if directory.entries.contains_key(key) {
             return;
         }
+        let key = key.kept();
         let target = match dentry.and_then(|dentry| dentry.target) {
             Some(Stored::Primary(inode)) => {
                 let ino = InodeId(inode.ino);
-                self.inodes.entry(ino).or_insert_with(|| InodeSlot {
-                    inode,
-                    parent: dir,
-                    key: key.clone(),
-                    used: true,
+                self.inodes.entry(ino).or_insert_with(|| {
+                    Box::new(InodeSlot {
+                        inode: inode.into(),
+                        parent: dir,
+                        key: key.clone(),
+                        used: true,
+                    })
                 });
                 Some(Target::Primary(ino))
             }

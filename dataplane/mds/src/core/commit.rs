@@ -112,6 +112,15 @@ impl Core {
             Some(state.encode_to_vec().into()),
         );
         commit.unchanged = self.authority.clone();
+        // An earlier attempt that the store carries out late must find itself too late.
+        let before = RankState {
+            batch: batch.number.0 - 1,
+            ..state
+        };
+        commit.unchanged.push((
+            keys::rank_state(self.options.rank),
+            before.encode_to_vec().into(),
+        ));
         self.flight = Some(batch);
         self.effects.push(Effect::Commit(Box::new(commit)));
     }

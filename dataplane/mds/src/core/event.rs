@@ -77,6 +77,8 @@ pub enum Event {
     Evict(Token, SessionId),
     /// Administration: list sessions.
     List(Token),
+    /// Another process has the rank.
+    Deposed,
     /// Time has passed.
     Tick,
 }
@@ -86,6 +88,8 @@ pub enum Event {
 pub struct GroupChoice {
     /// For each class id: groups new chunks may go to.
     pub by_class: std::collections::BTreeMap<u32, Vec<GroupId>>,
+    /// Classes whose groups take nothing because disks are full.
+    pub full: BTreeSet<u32>,
     /// Epoch of every group.
     pub epochs: std::collections::BTreeMap<GroupId, Epoch>,
     /// Class of the root directory of a new cluster.
@@ -128,7 +132,7 @@ pub struct Refusal {
     /// The status.
     pub status: Status,
     /// What there is to say about it.
-    pub failure: Failure,
+    pub failure: Box<Failure>,
 }
 
 /// An answer to somebody who waits.
@@ -181,7 +185,7 @@ impl Refusal {
     pub fn errno(errno: Errno) -> Self {
         Self {
             status: errno.into(),
-            failure: Failure::default(),
+            failure: Box::default(),
         }
     }
 
@@ -190,10 +194,10 @@ impl Refusal {
     pub fn status(status: Status, text: &str) -> Self {
         Self {
             status,
-            failure: Failure {
+            failure: Box::new(Failure {
                 text: text.into(),
                 ..Failure::default()
-            },
+            }),
         }
     }
 }

@@ -61,7 +61,7 @@ pub(crate) struct Leases {
     /// Sessions that cache the attributes.
     pub(crate) attributes: SmallVec<[SessionId; 2]>,
     /// Sessions that cache entries of the directory.
-    pub(crate) entries: SmallVec<[EntriesHeld; 2]>,
+    pub(crate) entries: Vec<EntriesHeld>,
     pub(crate) data: Data,
     /// Sessions known to hold a descriptor although they hold no lease.
     pub(crate) open: SmallVec<[SessionId; 1]>,
@@ -96,6 +96,9 @@ impl Leases {
     }
 }
 
+/// Every inode a client knows has one.
+const _: () = assert!(size_of::<Leases>() <= 152);
+
 /// One thing to be given back by one session.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Wanted {
@@ -106,7 +109,7 @@ pub(crate) struct Wanted {
 /// All leases of a rank.
 #[derive(Debug, Default)]
 pub(crate) struct LeaseTable {
-    by_inode: BTreeMap<InodeId, Leases>,
+    by_inode: BTreeMap<InodeId, Box<Leases>>,
     /// Where the search for leases to be asked back goes on.
     room_hand: InodeId,
     /// Leases on entries given so far.
@@ -117,7 +120,7 @@ pub(crate) struct LeaseTable {
 
 impl LeaseTable {
     pub(crate) fn of(&self, ino: InodeId) -> Option<&Leases> {
-        self.by_inode.get(&ino)
+        self.by_inode.get(&ino).map(AsRef::as_ref)
     }
 
     pub(crate) fn of_mut(&mut self, ino: InodeId) -> &mut Leases {
@@ -125,7 +128,11 @@ impl LeaseTable {
     }
 
     pub(crate) fn prune(&mut self, ino: InodeId) {
-        if self.by_inode.get(&ino).is_some_and(Leases::is_unused) {
+        if self
+            .by_inode
+            .get(&ino)
+            .is_some_and(|leases| leases.is_unused())
+        {
             self.by_inode.remove(&ino);
         }
     }
@@ -133,7 +140,7 @@ impl LeaseTable {
     /// Forgets all leases on an inode that is gone; recalls under way still end.
     pub(crate) fn clear(&mut self, ino: InodeId) {
         if let Some(leases) = self.by_inode.get_mut(&ino) {
-            *leases = Leases {
+            **leases = Leases {
                 recalling: leases.recalling,
                 ..Leases::default()
             };

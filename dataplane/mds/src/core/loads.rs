@@ -15,7 +15,7 @@ impl Core {
         }
         match (key, loaded) {
             (LoadKey::Entry(dir, entry), Loaded::Entry(dentry)) => {
-                self.cache.install(*dir, entry.clone(), dentry);
+                self.cache.install(*dir, entry, dentry);
             }
             (LoadKey::Head(dir), Loaded::Head(head)) => {
                 self.cache
@@ -39,7 +39,7 @@ impl Core {
             (LoadKey::Directory(dir, after), Loaded::Directory(entries, more)) => {
                 let last = entries.last().map(|(key, _)| key.clone());
                 for (entry, dentry) in entries {
-                    self.cache.install(*dir, entry, Some(dentry));
+                    self.cache.install(*dir, &entry, Some(dentry));
                 }
                 if let Some(directory) = self.cache.dirs.get_mut(dir) {
                     directory.cover(after.clone(), last, more);

@@ -27,6 +27,7 @@ mod ids;
 mod lease;
 mod loads;
 mod locks;
+mod node;
 mod ops;
 mod recalls;
 mod recovery;

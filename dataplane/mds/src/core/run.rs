@@ -314,6 +314,7 @@ impl Core {
                 self.answer_after(self.open.number, token, Answer::Done);
             }
             Event::List(token) => self.list_sessions(token),
+            Event::Deposed => self.effects.push(Effect::Stop),
             Event::Tick => self.tick(),
         }
         loop {

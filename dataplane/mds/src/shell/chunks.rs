@@ -15,6 +15,7 @@ use hither_proto::kind::Kind;
 use hither_proto::map::ServerState;
 use hither_proto::status::Status;
 use prost::Message;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Shared;
@@ -373,10 +374,21 @@ impl<S: MetaStore> Shared<S> {
 
     /// Waits for the next map, or a moment: what failed is then tried again.
     pub(crate) async fn pause(&self) {
-        let mut map = self.map.clone();
-        // Out of time is as good as a new map: both end the pause.
-        let _ = tokio::time::timeout(PAUSE, map.changed()).await;
+        pause(&self.map).await;
     }
+}
+
+async fn pause<T>(map: &watch::Receiver<T>) {
+    let mut map = map.clone();
+    // A clone has seen what its original has, and that is never asked.
+    map.mark_unchanged();
+    let news = async {
+        if map.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    // Out of time is as good as a new map: both end the pause.
+    let _ = tokio::time::timeout(PAUSE, news).await;
 }
 
 fn members(map: &ClusterView, group: GroupId) -> Result<(Epoch, Vec<ChunkserverId>), Failed> {
@@ -409,6 +421,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use hither_proto::chunk::TouchedBlock;
 
     use super::*;
@@ -450,5 +464,20 @@ mod tests {
         assert!(settle_plan(&states, 4096).unwrap().others.is_empty());
         let none = BTreeMap::from([(ChunkserverId(1), SealReply::default())]);
         assert_eq!(settle_plan(&none, 4096), None);
+    }
+
+    /// It did not pause at all once the map had changed: whoever waited for a store or a server
+    /// that was away spun.
+    #[tokio::test]
+    async fn a_pause_waits_for_news_and_not_for_what_is_known() {
+        let (map, receiver) = watch::channel(1);
+        map.send_replace(2);
+        assert!(pause(&receiver).now_or_never().is_none());
+        let mut waiting = Box::pin(pause(&receiver));
+        assert!((&mut waiting).now_or_never().is_none());
+        map.send_replace(3);
+        assert!(waiting.now_or_never().is_some());
+        drop(map);
+        assert!(pause(&receiver).now_or_never().is_none());
     }
 }

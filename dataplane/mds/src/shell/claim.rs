@@ -12,27 +12,24 @@ use super::RankError;
 use crate::core::{Core, Restored};
 use crate::keys;
 
-/// A rank that is ours.
-pub(crate) struct Claimed {
+/// Authority over the subtrees of a rank.
+#[derive(Debug)]
+pub(crate) struct Authority {
     pub(crate) epoch: Epoch,
-    pub(crate) restored: Restored,
+    /// Keys and values that every batch of the rank requires.
+    roots: Vec<(Bytes, Bytes)>,
 }
 
-/// Raises the epoch of the rank's subtrees, which fences a predecessor, and reads the rest. A new
-/// cluster gets its root directory here.
+/// Takes the rank of a store that no other process can open.
 pub(crate) async fn claim<S: MetaStore>(
     store: &S,
     rank: RankId,
     class: u32,
-) -> Result<Claimed, RankError> {
+) -> Result<Authority, RankError> {
     for _ in 0..ATTEMPTS {
-        match raise_epochs(store, rank, class).await {
-            Ok((epoch, authority)) => {
-                let restored = restore(store, rank, authority).await?;
-                return Ok(Claimed { epoch, restored });
-            }
+        match raise_epochs(store, rank, class, Batch::new()).await {
             Err(RankError::Store(Error::PreconditionFailed { .. } | Error::Unknown { .. })) => {}
-            Err(error) => return Err(error),
+            result => return result,
         }
     }
     Err(RankError::Store(Error::Unavailable {
@@ -40,16 +37,18 @@ pub(crate) async fn claim<S: MetaStore>(
     }))
 }
 
-type Authority = Vec<(Bytes, Bytes)>;
-
-async fn raise_epochs<S: MetaStore>(
+/// Raises the epoch of the rank's subtrees, which fences a predecessor, in one batch with what
+/// `batch` holds already. A new cluster gets its root directory here.
+pub(crate) async fn raise_epochs<S: MetaStore>(
     store: &S,
     rank: RankId,
     class: u32,
-) -> Result<(Epoch, Authority), RankError> {
-    let mut batch = Batch::new();
-    let mut authority = Vec::new();
-    let mut highest = Epoch(0);
+    mut batch: Batch,
+) -> Result<Authority, RankError> {
+    let mut authority = Authority {
+        epoch: Epoch(0),
+        roots: Vec::new(),
+    };
     let roots = read_all::<S, SubtreeRoot>(store, b"s/").await?;
     if roots.is_empty() {
         let key = keys::subtree(ROOT, Fragment::WHOLE);
@@ -66,9 +65,9 @@ async fn raise_epochs<S: MetaStore>(
             batch.put(key, value);
         }
         if rank == RankId(0) {
-            authority.push((key, value));
+            authority.roots.push((key, value));
         }
-        highest = Epoch(1);
+        authority.epoch = Epoch(1);
     }
     for (key, found, root) in roots {
         if root.rank != u32::from(rank.0) {
@@ -78,20 +77,43 @@ async fn raise_epochs<S: MetaStore>(
             epoch: root.epoch + 1,
             ..root
         };
-        highest = highest.max(Epoch(raised.epoch));
+        authority.epoch = authority.epoch.max(Epoch(raised.epoch));
         let value = Bytes::from(raised.encode_to_vec());
         batch
             .require_revision(key.clone(), found.revision)
             .put(key.clone(), value.clone());
-        authority.push((key, value));
+        authority.roots.push((key, value));
     }
-    if !batch.is_empty() {
-        store.commit(batch).await?;
-    }
-    Ok((highest, authority))
+    adopt_last_batch(store, rank, authority.epoch, &mut batch).await?;
+    store.commit(batch).await?;
+    Ok(authority)
 }
 
-async fn restore<S: MetaStore>(
+/// Makes the record of the rank's last batch ours: batches of a predecessor that are still on
+/// their way come too late, and ours begin after it.
+async fn adopt_last_batch<S: MetaStore>(
+    store: &S,
+    rank: RankId,
+    epoch: Epoch,
+    batch: &mut Batch,
+) -> Result<(), RankError> {
+    let key = keys::rank_state(rank);
+    let found = store.get(&key).await?;
+    let mut state = match &found {
+        Some(found) => parse::<RankState>(&key, found.value.clone())?,
+        None => RankState::default(),
+    };
+    match found {
+        Some(found) => batch.require_revision(key.clone(), found.revision),
+        None => batch.require_absent(key.clone()),
+    };
+    state.epoch = epoch.0;
+    batch.put(key, state.encode_to_vec());
+    Ok(())
+}
+
+/// Reads what the rank needs to go on.
+pub(crate) async fn restore<S: MetaStore>(
     store: &S,
     rank: RankId,
     authority: Authority,
@@ -111,7 +133,7 @@ async fn restore<S: MetaStore>(
             .filter_map(|(key, _, table)| Some((InodeId(keys::parse_number(&key)?), table)))
             .collect(),
         last_batch: BatchNumber(last_batch),
-        authority,
+        authority: authority.roots,
         subtrees: subtrees
             .into_iter()
             .filter_map(|(key, _, root)| {

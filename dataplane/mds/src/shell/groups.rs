@@ -1,6 +1,6 @@
 //! What the core needs to know of placement, from the cluster map.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hither_clustermap::ClusterView;
@@ -30,16 +30,24 @@ pub(crate) async fn follow<S: MetaStore>(shared: Arc<Shared<S>>) {
 /// Groups new chunks may go to, by class, and the space there is.
 pub(crate) fn choice(map: &ClusterView) -> GroupChoice {
     let mut by_class = BTreeMap::new();
+    let mut full = BTreeSet::new();
     for (id, class) in map.classes() {
         let definition = match class.create_definition {
             0 => class.keep_definition,
             other => other,
         };
-        let usable: Vec<GroupId> = map
+        let sound: Vec<(GroupId, &Group)> = map
             .groups_of(DefinitionId(definition))
-            .filter(|(_, group)| takes_chunks(map, group))
-            .map(|(id, _)| id)
+            .filter(|(_, group)| is_sound(map, group))
             .collect();
+        let usable: Vec<GroupId> = sound
+            .iter()
+            .filter(|(_, group)| has_room(map, group))
+            .map(|(id, _)| *id)
+            .collect();
+        if usable.is_empty() && !sound.is_empty() {
+            full.insert(id.0);
+        }
         by_class.insert(id.0, usable);
     }
     let default_class = map.classes().next().map_or(0, |(id, _)| id.0);
@@ -56,6 +64,7 @@ pub(crate) fn choice(map: &ClusterView) -> GroupChoice {
     let share = |bytes: u64| bytes / copies as u64;
     GroupChoice {
         by_class,
+        full,
         epochs: map
             .groups()
             .map(|(id, group)| (id, Epoch(group.epoch)))
@@ -66,8 +75,8 @@ pub(crate) fn choice(map: &ClusterView) -> GroupChoice {
     }
 }
 
-/// A group takes new chunks while enough of its members can acknowledge them and none is full.
-fn takes_chunks(map: &ClusterView, group: &Group) -> bool {
+/// Whether enough of a group's members are there to acknowledge a write.
+fn is_sound(map: &ClusterView, group: &Group) -> bool {
     let in_sync = |state: i32| state == i32::from(MemberState::InSync);
     let sound = group.members.iter().filter(|member| {
         let server = map
@@ -75,6 +84,11 @@ fn takes_chunks(map: &ClusterView, group: &Group) -> bool {
             .map(|s| &s.chunkserver);
         in_sync(member.state) && server.is_some_and(|s| s.state != i32::from(ServerState::Down))
     });
+    sound.count() >= group.min_write_copies.max(1) as usize
+}
+
+/// Whether no member of a group is full or has failed.
+fn has_room(map: &ClusterView, group: &Group) -> bool {
     let full = group.members.iter().any(|member| {
         map.server(ChunkserverId(member.server))
             .is_some_and(|server| {
@@ -86,5 +100,5 @@ fn takes_chunks(map: &ClusterView, group: &Group) -> bool {
                 disk.is_some_and(|disk| disk.full || disk.failed)
             })
     });
-    !full && sound.count() >= group.min_write_copies.max(1) as usize
+    !full
 }

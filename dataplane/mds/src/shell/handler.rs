@@ -1,7 +1,8 @@
-//! The receiving side: decodes on the connection's task, hands over to the core's thread.
+//! The receiving side: decodes on the connection's task and puts into the core's inbox. Both are on
+//! the rank's thread.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use hither_net::{Connection, Handler, NetError, Responder};
 use hither_proto::ids::SessionId;
@@ -10,7 +11,7 @@ use hither_proto::meta::{Reclaim, Request, SessionClose, SessionEvict, SessionOp
 use hither_proto::status::Status;
 use parking_lot::Mutex;
 use prost::Message;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::core::Event;
 
@@ -62,6 +63,14 @@ impl Sessions {
         connection.filter(|connection| !connection.is_closed())
     }
 
+    /// Ends all connections: their clients look for the rank elsewhere.
+    pub(crate) fn close_all(&self) {
+        let all = std::mem::take(&mut *self.by_session.lock());
+        for connection in all.values() {
+            connection.close();
+        }
+    }
+
     fn session(&self, connection: &Connection) -> Option<SessionId> {
         self.by_connection.lock().get(&connection.id()).copied()
     }
@@ -90,12 +99,12 @@ impl Sessions {
 
 /// Serves the connections of clients.
 pub(crate) struct Front {
-    events: mpsc::Sender<Incoming>,
+    events: mpsc::UnboundedSender<Incoming>,
     sessions: Arc<Sessions>,
 }
 
 impl Front {
-    pub(crate) fn new(events: mpsc::Sender<Incoming>, sessions: Arc<Sessions>) -> Self {
+    pub(crate) fn new(events: mpsc::UnboundedSender<Incoming>, sessions: Arc<Sessions>) -> Self {
         Self { events, sessions }
     }
 
@@ -140,10 +149,11 @@ impl Handler for Front {
                 responder.fail(Status::RETRY, "the session has another connection");
             }
             Ok(ask) => {
-                if let Err(mpsc::SendError(Incoming::Ask(_, responder))) =
+                if let Err(mpsc::error::SendError(Incoming::Ask(_, responder))) =
                     self.events.send(Incoming::Ask(ask, responder))
                 {
                     responder.fail(Status::RETRY, "the rank has stopped");
+                    connection.close();
                 }
             }
             Err(error) => responder.fail(Status::BAD_REQUEST, error.to_string()),

@@ -7,24 +7,30 @@ mod chunks;
 mod claim;
 mod groups;
 mod handler;
+mod hold;
 mod reaper;
+mod serving;
 mod store;
 mod thread;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use hither_clustermap::ClusterView;
 use hither_metastore::MetaStore;
 use hither_net::{Identity, Listener, NoHandler, Pool};
 use hither_proto::common::Role;
 use hither_proto::ids::{Epoch, RankId};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::AbortHandle;
 
-use crate::core::{Core, Options};
+use crate::core::{Core, Event, Options};
+use claim::Authority;
 use handler::{Incoming, Sessions};
+pub use hold::Holder;
+use hold::LeaseClock;
 
 /// How a rank is run.
 #[derive(Debug, Clone)]
@@ -41,6 +47,9 @@ pub struct RankConfig {
     pub cached_inodes_max: usize,
     /// Class of the root directory of a new cluster.
     pub default_class: u32,
+    /// Who this process is among those that may take the rank; `None`: no other can open the
+    /// store.
+    pub holder: Option<Holder>,
 }
 
 /// Why a rank could not start.
@@ -72,9 +81,38 @@ pub enum RankError {
 #[derive(Debug)]
 pub struct RankServer {
     listener: Listener,
-    events: mpsc::Sender<Incoming>,
+    events: mpsc::UnboundedSender<Incoming>,
     epoch: Epoch,
     stopped: Arc<Notify>,
+    /// Gives the rank up at the end.
+    release: Option<Release>,
+    background: Background,
+}
+
+struct Release(BoxFuture<'static, ()>);
+
+impl std::fmt::Debug for Release {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Release")
+    }
+}
+
+/// Tasks that end with the rank.
+#[derive(Debug, Default)]
+struct Background(Vec<AbortHandle>);
+
+impl Background {
+    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.0.push(tokio::spawn(task).abort_handle());
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        for task in &self.0 {
+            task.abort();
+        }
+    }
 }
 
 /// What every part of the shell shares.
@@ -82,16 +120,18 @@ pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,
     pub(crate) map: watch::Receiver<Arc<ClusterView>>,
     pub(crate) pool: Pool,
-    pub(crate) events: mpsc::Sender<Incoming>,
+    pub(crate) events: mpsc::UnboundedSender<Incoming>,
     pub(crate) reaper_wake: Notify,
     pub(crate) rank: RankId,
+    pub(crate) epoch: Epoch,
     pub(crate) unreachable: Box<dyn Fn(u64, u32, u64) + Send + Sync>,
     pub(crate) batches: AtomicU64,
 }
 
 impl RankServer {
     /// Claims the rank in the store (fencing whoever had it), makes the root directory of a new
-    /// cluster, and serves. `unreachable` is told of chunkservers (id, group, epoch) that do not
+    /// cluster, and serves. With a holder in the configuration it waits first, for as long as it
+    /// takes, until nobody else holds the rank. `unreachable` is told of chunkservers (id, group, epoch) that do not
     /// answer.
     ///
     /// # Errors
@@ -103,9 +143,11 @@ impl RankServer {
         map: watch::Receiver<Arc<ClusterView>>,
         unreachable: Box<dyn Fn(u64, u32, u64) + Send + Sync>,
     ) -> Result<Self, RankError> {
-        let claimed = claim::claim(&*store, config.rank, config.default_class).await?;
-        let epoch = claimed.epoch;
-        let (events, inbox) = mpsc::channel();
+        let (events, inbox) = mpsc::unbounded_channel();
+        let mut background = Background::default();
+        let (authority, clock) = take(&config, &store, &events, &mut background).await?;
+        let epoch = authority.epoch;
+        let mut restored = claim::restore(&*store, config.rank, authority).await?;
         let identity = Identity {
             role: Role::Mds,
             server_id: u64::from(config.rank.0) + 1,
@@ -118,45 +160,40 @@ impl RankServer {
             events: events.clone(),
             reaper_wake: Notify::new(),
             rank: config.rank,
+            epoch,
             unreachable,
             batches: AtomicU64::new(0),
         });
-        let options = Options {
-            rank: config.rank,
-            epoch,
-            session_lease: config.session_lease,
-            replay_grace: REPLAY_GRACE,
-            early_answers: config.early_answers,
-            batch_delay: BATCH_DELAY,
-            cached_inodes_max: config.cached_inodes_max,
-        };
-        let mut restored = claimed.restored;
         restored.groups = groups::choice(&shared.map.borrow());
         let sessions = Arc::new(Sessions::default());
         let stopped = Arc::new(Notify::new());
         let runner = thread::Runner::new(
             Arc::clone(&shared),
-            Core::new(options, restored, Duration::ZERO),
+            Core::new(options(&config, epoch), restored, Duration::ZERO),
             Arc::clone(&sessions),
             Arc::clone(&stopped),
+            clock,
         );
         let handler = Arc::new(handler::Front::new(events.clone(), Arc::clone(&sessions)));
-        let listener = Listener::bind(&config.listen, identity, handler)
+        let listener = runner
+            .spawn(inbox, config.listen.clone(), identity, handler)
             .await
-            .map_err(|e| RankError::Listen {
+            .map_err(|reason| RankError::Listen {
                 address: config.listen.clone(),
-                reason: e.to_string(),
+                reason,
             })?;
-        runner.spawn(inbox);
-        tokio::spawn(groups::follow(Arc::clone(&shared)));
-        tokio::spawn(reaper::run(Arc::clone(&shared)));
+        background.spawn(groups::follow(Arc::clone(&shared)));
+        background.spawn(reaper::run(Arc::clone(&shared)));
         // What a predecessor left to be freed.
         shared.reaper_wake.notify_one();
+        let release = config.holder.map(|holder| release(shared, holder.boot_id));
         Ok(Self {
             listener,
             events,
             epoch,
             stopped,
+            release,
+            background,
         })
     }
 
@@ -178,13 +215,58 @@ impl RankServer {
     }
 
     /// Waits until everything that was answered is in the store, then stops.
-    pub async fn shutdown(self) {
+    pub async fn shutdown(mut self) {
         let (done, waiting) = tokio::sync::oneshot::channel();
         // A rank that is gone has nothing left to wait for.
-        if self.events.send(Incoming::Shutdown(done)).is_ok() {
-            let _ = waiting.await;
+        if self.events.send(Incoming::Shutdown(done)).is_ok()
+            && waiting.await.is_ok()
+            && let Some(release) = self.release.take()
+        {
+            // Nobody renews any more.
+            drop(std::mem::take(&mut self.background));
+            release.0.await;
         }
     }
+}
+
+/// Gains authority over the rank's subtrees; where others could have it, waits for its turn.
+async fn take<S: MetaStore>(
+    config: &RankConfig,
+    store: &Arc<S>,
+    events: &mpsc::UnboundedSender<Incoming>,
+    background: &mut Background,
+) -> Result<(Authority, LeaseClock), RankError> {
+    let Some(holder) = &config.holder else {
+        let authority = claim::claim(&**store, config.rank, config.default_class).await?;
+        return Ok((authority, LeaseClock::endless()));
+    };
+    let taken = hold::take(&**store, config.rank, config.default_class, holder).await?;
+    let keep = taken.lease.keep(Arc::clone(store), taken.clock.clone());
+    let events = events.clone();
+    background.spawn(async move {
+        keep.await;
+        // A rank that has stopped by itself need not hear it.
+        let _ = events.send(Incoming::Event(Event::Deposed));
+    });
+    Ok((taken.authority, taken.clock))
+}
+
+fn options(config: &RankConfig, epoch: Epoch) -> Options {
+    Options {
+        rank: config.rank,
+        epoch,
+        session_lease: config.session_lease,
+        replay_grace: REPLAY_GRACE,
+        early_answers: config.early_answers,
+        batch_delay: BATCH_DELAY,
+        cached_inodes_max: config.cached_inodes_max,
+    }
+}
+
+fn release<S: MetaStore>(shared: Arc<Shared<S>>, boot_id: u64) -> Release {
+    Release(Box::pin(async move {
+        hold::release(&*shared.store, shared.rank, boot_id).await;
+    }))
 }
 
 impl Drop for RankServer {

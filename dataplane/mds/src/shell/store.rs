@@ -25,18 +25,24 @@ pub(crate) async fn commit<S: MetaStore>(
     let number = commit.batch;
     let batch = batch_of(&commit);
     let mut pause = PAUSE_MIN;
+    let mut in_doubt = false;
     loop {
         match shared.store.commit(batch.clone()).await {
             Ok(_) => {
                 shared.batches.fetch_add(1, Ordering::Relaxed);
                 return (number, CommitOutcome::Done);
             }
-            Err(Error::PreconditionFailed { .. }) => return (number, CommitOutcome::Fenced),
+            Err(Error::PreconditionFailed { .. }) if !in_doubt => {
+                return (number, CommitOutcome::Fenced);
+            }
+            // An attempt nobody heard of may be what stands in the way of this one.
+            Err(Error::PreconditionFailed { .. }) => {
+                return (number, outcome(shared, number).await);
+            }
             Err(Error::Unknown { cause }) => {
+                // The batch requires its predecessor's record: it happens once at most.
+                in_doubt = true;
                 tracing::warn!(batch = number.0, cause, "outcome of a commit is unknown");
-                if is_committed(shared, number).await {
-                    return (number, CommitOutcome::Done);
-                }
             }
             Err(Error::Unavailable { cause }) => {
                 tracing::warn!(
@@ -61,13 +67,22 @@ pub(crate) async fn commit<S: MetaStore>(
     }
 }
 
-/// Whether the rank's last batch in the store is this one.
-async fn is_committed<S: MetaStore>(shared: &Shared<S>, number: BatchNumber) -> bool {
-    match shared.store.get(&keys::rank_state(shared.rank)).await {
-        Ok(Some(found)) => {
-            RankState::decode(found.value).is_ok_and(|state| state.batch >= number.0)
+/// What became of a batch that cannot be carried out (any more): ours is the rank's last, or
+/// another process has the rank.
+async fn outcome<S: MetaStore>(shared: &Shared<S>, number: BatchNumber) -> CommitOutcome {
+    let ours = RankState {
+        batch: number.0,
+        epoch: shared.epoch.0,
+    };
+    loop {
+        match shared.store.get(&keys::rank_state(shared.rank)).await {
+            Ok(Some(found)) if RankState::decode(found.value.clone()) == Ok(ours) => {
+                return CommitOutcome::Done;
+            }
+            Ok(_) => return CommitOutcome::Fenced,
+            Err(error) => tracing::warn!(%error, "the rank's last batch cannot be read"),
         }
-        Ok(None) | Err(_) => false,
+        tokio::time::sleep(PAUSE_MAX).await;
     }
 }
 

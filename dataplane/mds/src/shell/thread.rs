@@ -1,21 +1,28 @@
 //! The core's thread: events in, effects carried out or started.
+//!
+//! The rank's connections are read on this thread as well: a request is carried out and answered
+//! where it arrives, and no other thread is woken for it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hither_metastore::MetaStore;
-use hither_net::{NetError, Responder};
-use hither_proto::common::Empty;
+use hither_net::{Identity, Listener, NetError, Responder};
+use hither_proto::common::{Empty, Failure};
 use hither_proto::ids::SessionId;
 use hither_proto::kind::Kind;
 use hither_proto::meta::{Recall, RecallReply, Safe, SessionList, StatusReply};
+use hither_proto::status::Status;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::handler::{Ask, Incoming, Sessions};
+use super::handler::{Ask, Front, Incoming, Sessions};
+use super::hold::LeaseClock;
+use super::serving::ServingClock;
 use super::{Shared, chunks, store};
 use crate::core::{Answer, Core, Effect, Event, LoadKey, Token};
 
@@ -25,8 +32,12 @@ pub(crate) struct Runner<S> {
     core: Core,
     sessions: Arc<Sessions>,
     stopped: Arc<Notify>,
+    lease: LeaseClock,
     runtime: Handle,
+    /// What was started and has not come back; ends with the rank.
+    tasks: JoinSet<()>,
     started: Instant,
+    clock: ServingClock,
     waiting: BTreeMap<Token, Responder>,
     by_request: BTreeMap<(u64, u64), Token>,
     next_token: u64,
@@ -41,14 +52,18 @@ impl<S: MetaStore> Runner<S> {
         core: Core,
         sessions: Arc<Sessions>,
         stopped: Arc<Notify>,
+        lease: LeaseClock,
     ) -> Self {
         Self {
             shared,
             core,
             sessions,
             stopped,
+            lease,
             runtime: Handle::current(),
+            tasks: JoinSet::new(),
             started: Instant::now(),
+            clock: ServingClock::default(),
             waiting: BTreeMap::new(),
             by_request: BTreeMap::new(),
             next_token: 1,
@@ -58,28 +73,63 @@ impl<S: MetaStore> Runner<S> {
         }
     }
 
-    /// Runs the core until it is stopped.
-    pub(crate) fn spawn(mut self, inbox: mpsc::Receiver<Incoming>) {
+    /// Starts the thread, which listens at `address` and runs the core until it is stopped. Why
+    /// it cannot listen, if so.
+    pub(crate) async fn spawn(
+        mut self,
+        mut inbox: mpsc::UnboundedReceiver<Incoming>,
+        address: String,
+        identity: Identity,
+        handler: Arc<Front>,
+    ) -> Result<Listener, String> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| error.to_string())?;
+        let (tell, listening) = oneshot::channel();
         let name = format!("mds-{}", self.shared.rank);
-        let spawned = std::thread::Builder::new()
-            .name(name)
-            .spawn(move || self.run(&inbox));
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            runtime.block_on(async {
+                match Listener::bind(&address, identity, handler).await {
+                    Ok(listener) => {
+                        // Whoever started the rank may have gone; then it is stopped at once.
+                        let _ = tell.send(Ok(listener));
+                        self.run(&mut inbox).await;
+                    }
+                    Err(error) => drop(tell.send(Err(error.to_string()))),
+                }
+            });
+        });
         // Without a thread there is no server: as fatal as running out of memory.
         drop(spawned.expect("the system gives the rank a thread"));
+        listening
+            .await
+            .unwrap_or_else(|_| Err("the rank's thread has ended".into()))
     }
 
-    fn run(&mut self, inbox: &mpsc::Receiver<Incoming>) {
+    async fn run(&mut self, inbox: &mut mpsc::UnboundedReceiver<Incoming>) {
         self.handle(Event::Tick);
+        let sleep = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(sleep);
         let mut last_tick = self.now();
         while self.running {
+            // The core's clock may stand still for a while: only the distance counts.
             let wait = match self.wake_at {
                 Some(at) => at.saturating_sub(self.now()).min(TICK),
                 None => TICK,
             };
-            match inbox.recv_timeout(wait) {
-                Ok(incoming) => self.take(incoming),
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            let due = Instant::now() + wait;
+            // Setting a timer costs more than being woken a little early.
+            if due < sleep.deadline() || sleep.is_elapsed() {
+                sleep.as_mut().reset(due);
+            }
+            tokio::select! {
+                biased;
+                incoming = inbox.recv() => match incoming {
+                    Some(incoming) => self.take_all(incoming, inbox),
+                    None => return,
+                },
+                () = &mut sleep => {}
             }
             // Also while there is always something to do: sessions expire, memory is given back.
             let now = self.now();
@@ -92,14 +142,26 @@ impl<S: MetaStore> Runner<S> {
                 self.running = false;
             }
         }
+        self.sessions.close_all();
         if let Some(ending) = self.ending.take() {
             // Whoever asked may have gone; the rank stops all the same.
             let _ = ending.send(());
         }
     }
 
-    fn now(&self) -> Duration {
-        self.started.elapsed()
+    /// Takes what has arrived; what arrives meanwhile on the rank's connections waits its turn.
+    fn take_all(&mut self, first: Incoming, inbox: &mut mpsc::UnboundedReceiver<Incoming>) {
+        self.take(first);
+        while self.running
+            && let Ok(more) = inbox.try_recv()
+        {
+            self.take(more);
+        }
+    }
+
+    fn now(&mut self) -> Duration {
+        let serves = self.lease.holds();
+        self.clock.at(self.started.elapsed(), serves)
     }
 
     fn take(&mut self, incoming: Incoming) {
@@ -121,6 +183,10 @@ impl<S: MetaStore> Runner<S> {
     }
 
     fn ask(&mut self, ask: Ask, responder: Responder) {
+        if !self.lease.holds() {
+            // Another process may have the rank, and have changed what we would tell.
+            return responder.refuse(Status::RETRY, &unsure());
+        }
         let token = Token(self.next_token);
         self.next_token += 1;
         let event = match ask {
@@ -185,14 +251,14 @@ impl<S: MetaStore> Runner<S> {
             Effect::Load(key) => return self.load(key),
             Effect::Commit(commit) => {
                 let shared = Arc::clone(&self.shared);
-                self.runtime.spawn(async move {
+                self.begin(async move {
                     let (batch, outcome) = store::commit(&shared, *commit).await;
                     shared.send(Event::Committed(batch, outcome));
                 });
             }
             Effect::Reserve(counter) => {
                 let shared = Arc::clone(&self.shared);
-                self.runtime.spawn(async move {
+                self.begin(async move {
                     let block = store::reserve(&*shared.store, counter).await;
                     shared.send(Event::Reserved(counter, block));
                 });
@@ -205,16 +271,13 @@ impl<S: MetaStore> Runner<S> {
                 }
             }
             Effect::Trim(ino, chunk) => {
-                self.runtime
-                    .spawn(chunks::trim(Arc::clone(&self.shared), ino, chunk));
+                self.begin(chunks::trim(Arc::clone(&self.shared), ino, chunk));
             }
             Effect::Seal(ino, list) => {
-                self.runtime
-                    .spawn(chunks::seal(Arc::clone(&self.shared), ino, list));
+                self.begin(chunks::seal(Arc::clone(&self.shared), ino, list));
             }
             Effect::Fence(session) => {
-                self.runtime
-                    .spawn(chunks::fence(Arc::clone(&self.shared), session));
+                self.begin(chunks::fence(Arc::clone(&self.shared), session));
             }
             Effect::FreeChunks => self.shared.reaper_wake.notify_one(),
             Effect::WakeAt(at) => {
@@ -229,22 +292,29 @@ impl<S: MetaStore> Runner<S> {
         None
     }
 
-    fn load(&self, key: LoadKey) -> Option<Event> {
+    fn begin(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        if self.tasks.len() >= TASKS_TIDY {
+            while self.tasks.try_join_next().is_some() {}
+        }
+        self.tasks.spawn_on(task, &self.runtime);
+    }
+
+    fn load(&mut self, key: LoadKey) -> Option<Event> {
         if let Some(loaded) = store::try_load(&*self.shared.store, &key) {
             return Some(Event::Loaded(key, Box::new(loaded)));
         }
         let shared = Arc::clone(&self.shared);
-        self.runtime.spawn(async move {
+        self.begin(async move {
             let loaded = store::load(&*shared.store, &key).await;
             shared.send(Event::Loaded(key, Box::new(loaded)));
         });
         None
     }
 
-    fn recall(&self, id: u64, session: SessionId, recall: Recall) {
+    fn recall(&mut self, id: u64, session: SessionId, recall: Recall) {
         let shared = Arc::clone(&self.shared);
         let connection = self.sessions.connection(session);
-        self.runtime.spawn(async move {
+        self.begin(async move {
             let answer = match connection {
                 Some(connection) => {
                     connection
@@ -267,6 +337,9 @@ impl<S: MetaStore> Runner<S> {
         };
         let key = (responder.connection().id(), responder.request_id());
         self.by_request.remove(&key);
+        if !self.lease.holds() {
+            return responder.refuse(Status::RETRY, &unsure());
+        }
         match answer {
             Answer::Reply(reply) => responder.ok(&*reply),
             Answer::Opened(reply) => {
@@ -288,6 +361,14 @@ impl<S> Shared<S> {
     }
 }
 
+fn unsure() -> Failure {
+    Failure {
+        text: "the rank's lease is not renewed: the metadata store does not answer".into(),
+        retry_after_ms: UNSURE_RETRY_MS,
+        ..Failure::default()
+    }
+}
+
 fn waits_for_lock(request: &hither_proto::meta::Request) -> bool {
     use hither_proto::meta::request::Op;
     matches!(&request.op, Some(Op::SetLock(op)) if op.wait)
@@ -295,6 +376,10 @@ fn waits_for_lock(request: &hither_proto::meta::Request) -> bool {
 
 /// Longest sleep of the thread: sessions are looked after at least this often.
 const TICK: Duration = Duration::from_millis(250);
+/// So many started tasks are looked through for those that have come back.
+const TASKS_TIDY: usize = 64;
+/// Pause a client makes while the rank is not sure of its authority.
+const UNSURE_RETRY_MS: u32 = 100;
 /// Time a recall waits for its answer before it is sent again: a client may have to write what it
 /// holds to slow servers first.
 const RECALL_TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,16 +2,14 @@
 
 mod data;
 mod directories;
+mod first;
 mod locks;
 mod names;
 mod xattrs;
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Waker};
 
 use hither_client::{Attributes, Client, Found, FsError, OpenFile};
 use hither_proto::status::Errno;
@@ -70,7 +68,6 @@ impl Shared {
 impl FuseServer for Shared {
     fn request(&self, request: Request, reply: ReplyHandle) {
         let server = self.clone();
-        let runtime = self.runtime.clone();
         let work = async move {
             let answer = server.answer(request).await;
             reply(answer.map_err(|error| {
@@ -80,19 +77,7 @@ impl FuseServer for Shared {
                 error.errno
             }));
         };
-        run_or_spawn(&runtime, Box::pin(work));
-    }
-}
-
-/// Runs the future to its first wait on this thread: what needs no server is answered without a
-/// thread switch. What waits goes on as a task.
-fn run_or_spawn(runtime: &Handle, mut work: Pin<Box<dyn Future<Output = ()> + Send>>) {
-    let polled = {
-        let _inside = runtime.enter();
-        work.as_mut().poll(&mut Context::from_waker(Waker::noop()))
-    };
-    if polled.is_pending() {
-        runtime.spawn(work);
+        first::run(&self.runtime, Box::pin(work));
     }
 }
 

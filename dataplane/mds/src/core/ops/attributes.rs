@@ -73,8 +73,12 @@ impl Core {
         inode.gid = op.gid.unwrap_or(inode.gid);
         inode.atime = op.atime.unwrap_or(inode.atime);
         inode.class = op.class.unwrap_or(inode.class);
-        inode.quota_bytes = op.quota_bytes.unwrap_or(inode.quota_bytes);
-        inode.quota_inodes = op.quota_inodes.unwrap_or(inode.quota_inodes);
+        if let Some(limit) = op.quota_bytes {
+            inode.rare_mut().quota_bytes = limit;
+        }
+        if let Some(limit) = op.quota_inodes {
+            inode.rare_mut().quota_inodes = limit;
+        }
         inode.ctime = op.ctime.unwrap_or(attempt.now);
         let mtime = op.mtime.or(op.size.map(|_| attempt.now));
         if let Some(mtime) = mtime {
@@ -131,13 +135,13 @@ impl Core {
             Some(Data::Exclusive(held)) if held.session == attempt.session
         );
         let partial = !size.is_multiple_of(CHUNK_SIZE) && (size < old || writing);
-        slot.inode.pending_trim = partial.then_some(size);
+        slot.inode.set_pending_trim(partial.then_some(size));
         self.touch(attempt, Object::Inode(ino));
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         self.bump(parent, signed(size) - signed(old), 0);
         let cut = partial && self.start_trim(ino)?;
         if !cut && let Some(slot) = self.cache.inodes.get_mut(&ino) {
-            slot.inode.pending_trim = None;
+            slot.inode.set_pending_trim(None);
         }
         Ok(cut)
     }
@@ -167,19 +171,19 @@ impl Core {
         let used = |n: i64| u64::try_from(n).unwrap_or(0);
         let mut below = None;
         for at in self.up_from(ino) {
-            let inode = &self.cache.inodes[&at].inode;
+            let limits = self.cache.inodes[&at].inode.rare();
             let Some(dir) = self.cache.dirs.get(&at) else {
                 continue;
             };
             below.get_or_insert((dir.head.recursive_bytes, dir.head.recursive_inodes));
-            if inode.quota_bytes != 0 {
-                let limit = inode.quota_bytes;
+            if limits.quota_bytes != 0 {
+                let limit = limits.quota_bytes;
                 let left = limit.saturating_sub(used(dir.head.recursive_bytes));
                 space.free_bytes = space.free_bytes.min(left);
                 space.total_bytes = space.total_bytes.min(limit);
             }
-            if inode.quota_inodes != 0 && space.total_inodes == 0 {
-                let limit = inode.quota_inodes;
+            if limits.quota_inodes != 0 && space.total_inodes == 0 {
+                let limit = limits.quota_inodes;
                 space.total_inodes = limit;
                 space.free_inodes = limit.saturating_sub(used(dir.head.recursive_inodes));
             }

@@ -43,7 +43,7 @@ impl Core {
         if let Some((lease, chunk)) = first_chunk {
             self.give_first_chunk(attempt, ino, lease, &chunk, &mut reply);
         }
-        Ok(reply)
+        Ok(self.with_parents(attempt, reply, dir, dir))
     }
 
     /// Lease and chunk for a file that is opened for writing. A name needs no chunkserver: without
@@ -105,7 +105,7 @@ impl Core {
             back_pointer: is_dir(mode),
             ..Inode::default()
         };
-        let key = EntryKey::of(&op.name);
+        let key = EntryKey::of(&op.name).kept();
         if is_dir(mode) {
             let head = FragmentHead {
                 mtime: attempt.now,
@@ -181,15 +181,16 @@ impl Core {
         self.put_entry(
             attempt,
             dir,
-            EntryKey::of(&op.new_name),
+            EntryKey::of(&op.new_name).kept(),
             Some(Target::Remote(ino, kind)),
         );
         self.change_directory(attempt, dir, 1, 0);
         let entries_leased = self.leases.give_entries(dir, attempt.session);
-        Ok(Reply {
+        let reply = Reply {
             entries_leased,
             ..self.reply_with(attempt, ino)
-        })
+        };
+        Ok(self.with_parents(attempt, reply, dir, dir))
     }
 
     /// Stores where the inode is, if that is not stored yet.
@@ -270,8 +271,12 @@ impl Core {
                 let used = u64::try_from(used).unwrap_or(0);
                 limit != 0 && more != 0 && used.saturating_add(more) > limit
             };
-            if over(slot.inode.quota_bytes, head.recursive_bytes, bytes)
-                || over(slot.inode.quota_inodes, head.recursive_inodes, inodes)
+            if over(slot.inode.rare().quota_bytes, head.recursive_bytes, bytes)
+                || over(
+                    slot.inode.rare().quota_inodes,
+                    head.recursive_inodes,
+                    inodes,
+                )
             {
                 return Err(Errno::EDQUOT.into());
             }
@@ -351,6 +356,9 @@ impl Core {
             .or_else(|| self.groups.by_class.get(&self.groups.default_class))
             .filter(|groups| !groups.is_empty());
         let Some(groups) = groups else {
+            if self.groups.full.contains(&class) {
+                return Err(Errno::ENOSPC.into());
+            }
             return Err(refuse(
                 Status::RETRY,
                 "no placement group may take new chunks: are enough chunkservers up?",

@@ -1,7 +1,9 @@
 //! File data: leases, chunk references, reports of writers.
 
 use hither_proto::ids::{CHUNK_SIZE, ChunkIndex, Epoch, GroupId, InodeId, LeaseId, SessionId};
-use hither_proto::meta::{Acquire, AllocChunks, ChunkRefs, PunchHole, Reply, WriteReport};
+use hither_proto::meta::{
+    Acquire, AllocChunks, ChunkRefs, GiveBack, PunchHole, Reply, WriteReport,
+};
 use hither_proto::status::{Errno, Status};
 use hither_proto::stored::ChunkRef;
 
@@ -340,6 +342,38 @@ impl Core {
         self.leases.prune(ino);
     }
 
+    /// Ends exclusive leases nobody has used. Their reserved chunks exist nowhere: nothing has to
+    /// be freed. A lease that is not (or no longer) held is passed over.
+    pub(crate) fn give_back(&mut self, session: SessionId, op: &GiveBack) -> Reply {
+        for unused in &op.leases {
+            let ino = InodeId(unused.ino);
+            if self.drop_unused(session, ino, LeaseId(unused.lease)) {
+                self.leases.of_mut(ino).data = Data::None;
+                self.wake(&Blocker::Inode(ino));
+                self.leases.prune(ino);
+            }
+        }
+        Reply::default()
+    }
+
+    /// Forgets what was reserved under a lease that was not used; whether the session holds it.
+    pub(crate) fn drop_unused(&mut self, session: SessionId, ino: InodeId, lease: LeaseId) -> bool {
+        let held = self
+            .leases
+            .of(ino)
+            .is_some_and(|leases| match &leases.data {
+                // The answer to a recall under way ends it.
+                Data::Exclusive(held) => {
+                    held.session == session && held.lease == lease && leases.recalling == 0
+                }
+                Data::None | Data::Shared(_) => false,
+            });
+        if held && let Data::Exclusive(held) = &mut self.leases.of_mut(ino).data {
+            held.reserved = Vec::new();
+        }
+        held
+    }
+
     pub(crate) fn punch_hole(&mut self, attempt: &mut Attempt, op: &PunchHole) -> Outcome {
         let ino = InodeId(op.ino);
         self.need_inode(attempt, ino, op.hint.as_ref())?;
@@ -382,7 +416,7 @@ impl Core {
     /// Makes sure that the references of these indices are in memory.
     pub(crate) fn need_refs(&mut self, ino: InodeId, first: u32, last: u32) -> Result<(), Stop> {
         let inode = &self.cache.inodes[&ino].inode;
-        if inode.paged_chunks == 0 || last < INLINE_CHUNKS {
+        if inode.rare().paged_chunks == 0 || last < INLINE_CHUNKS {
             return Ok(());
         }
         // No reference lies beyond the file's end; a single one may be about to extend it.
@@ -403,7 +437,7 @@ impl Core {
     /// A file without any page has not these either: they may be written without being read.
     pub(crate) fn note_absent_pages(&mut self, ino: InodeId, indices: impl Iterator<Item = u32>) {
         let slot = self.cache.inodes.get(&ino);
-        if slot.is_some_and(|slot| slot.inode.paged_chunks == 0) {
+        if slot.is_some_and(|slot| slot.inode.rare().paged_chunks == 0) {
             for index in indices.filter(|index| *index >= INLINE_CHUNKS) {
                 self.cache
                     .pages
@@ -456,16 +490,22 @@ impl Core {
             );
             self.cache.pages.entry(page).or_default()
         };
-        match list.binary_search_by_key(&chunk.index, |known| known.index) {
+        let new = match list.binary_search_by_key(&chunk.index, |known| known.index) {
             Ok(at) if list[at] == *chunk => return false,
-            Ok(at) => list[at] = *chunk,
+            Ok(at) => {
+                list[at] = *chunk;
+                false
+            }
             Err(at) => {
                 list.insert(at, *chunk);
-                slot.inode.paged_chunks += u32::from(!inline);
+                true
             }
-        }
+        };
+        let count = list.len();
         if !inline {
-            let count = list.len();
+            if new {
+                slot.inode.rare_mut().paged_chunks += 1;
+            }
             self.open.touch_page(page, count);
         }
         self.touch(attempt, Object::Inode(ino));
@@ -498,7 +538,8 @@ impl Core {
             if count > 0 {
                 self.open.touch_page(*page, list.len());
                 let count = u32::try_from(count).unwrap_or(u32::MAX);
-                slot.inode.paged_chunks = slot.inode.paged_chunks.saturating_sub(count);
+                let paged = &mut slot.inode.rare_mut().paged_chunks;
+                *paged = paged.saturating_sub(count);
             }
         }
         if !removed.is_empty() {

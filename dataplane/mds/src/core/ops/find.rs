@@ -156,11 +156,11 @@ impl Core {
         match self.owner(dir, hash) {
             Some(rank) if rank != me => Err(Stop::Refuse(Refusal {
                 status: Status::NOT_MINE,
-                failure: Failure {
+                failure: Box::new(Failure {
                     text: format!("rank {rank} serves this directory"),
                     hint_rank_plus_one: u32::from(rank.0) + 1,
                     ..Failure::default()
-                },
+                }),
             })),
             _ => Ok(()),
         }
@@ -259,7 +259,7 @@ impl Core {
 
     /// The inode as a client sees it.
     pub(crate) fn attributes_of(&self, ino: InodeId) -> Inode {
-        let mut inode = self.cache.inodes[&ino].inode.clone();
+        let mut inode = self.cache.inodes[&ino].inode.stored();
         if let Some(Dir { head, .. }) = self.cache.dirs.get(&ino) {
             inode.size = head.entries;
             inode.nlink = u32::try_from(head.subdirs.saturating_add(2)).unwrap_or(u32::MAX);
@@ -276,6 +276,30 @@ impl Core {
             inode: Some(self.attributes_of(ino)),
             attributes_leased,
             ..Reply::default()
+        }
+    }
+
+    /// Adds the directories that an operation has changed entries of, so that their attributes
+    /// need not be asked for after every one.
+    pub(crate) fn with_parents(
+        &mut self,
+        attempt: &Attempt,
+        reply: Reply,
+        dir: InodeId,
+        other: InodeId,
+    ) -> Reply {
+        let mut leased = self.leases.give_attributes(dir, attempt.session);
+        let new_parent = if other == dir {
+            None
+        } else {
+            leased &= self.leases.give_attributes(other, attempt.session);
+            Some(self.attributes_of(other))
+        };
+        Reply {
+            parent: Some(self.attributes_of(dir)),
+            new_parent,
+            parents_leased: leased,
+            ..reply
         }
     }
 

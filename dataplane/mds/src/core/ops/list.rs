@@ -48,10 +48,14 @@ impl Core {
             // Everything known here was removed meanwhile: what follows is still to be read.
             return Err(Stop::Load(vec![LoadKey::Directory(dir, known_to)]));
         }
-        self.depend_on_listing(attempt, dir, &page);
-        let entries = page
-            .into_iter()
-            .map(|(key, target)| self.entry(attempt, key, target));
+        self.depend_on_listing(attempt, dir, &page, op.names_only);
+        let entries = page.into_iter().map(|(key, target)| {
+            if op.names_only {
+                self.name(key, target)
+            } else {
+                self.entry(attempt, key, target)
+            }
+        });
         let entries = entries.collect();
         let entries_leased = self.leases.give_entries(dir, attempt.session);
         Ok(Reply {
@@ -64,33 +68,50 @@ impl Core {
 
     /// A listing rests on every change of the directory that is not in the store yet, removals
     /// included, and on the inodes it shows.
-    fn depend_on_listing(&self, attempt: &mut Attempt, dir: InodeId, page: &[(EntryKey, Target)]) {
+    fn depend_on_listing(
+        &self,
+        attempt: &mut Attempt,
+        dir: InodeId,
+        page: &[(EntryKey, Target)],
+        names_only: bool,
+    ) {
         if self.nothing_open() {
             return;
         }
         self.depend(attempt, &Object::Head(dir));
+        if names_only {
+            return;
+        }
         for (_, target) in page {
             self.depend(attempt, &Object::Inode(target.ino()));
         }
     }
 
-    fn entry(&mut self, attempt: &Attempt, key: EntryKey, target: Target) -> Entry {
+    /// Name, number and type.
+    fn name(&self, key: EntryKey, target: Target) -> Entry {
         let ino = target.ino();
-        let mut entry = Entry {
+        Entry {
             name: key.name,
             hash: key.hash.0,
             ino: ino.0,
             r#type: match target {
                 Target::Remote(_, kind) => kind,
-                Target::Primary(_) => 0,
+                Target::Primary(_) => {
+                    let slot = self.cache.inodes.get(&ino);
+                    slot.map_or(0, |slot| slot.inode.mode & super::TYPE_MASK)
+                }
             },
             ..Entry::default()
-        };
+        }
+    }
+
+    fn entry(&mut self, attempt: &Attempt, key: EntryKey, target: Target) -> Entry {
+        let ino = target.ino();
+        let mut entry = self.name(key, target);
         if !self.cache.inodes.contains_key(&ino) {
             return entry;
         }
         let inode = self.attributes_of(ino);
-        entry.r#type = inode.mode & super::TYPE_MASK;
         // Counts and times of a directory whose head is not in memory are not known here.
         let whole = !is_dir(inode.mode) || self.cache.dirs.contains_key(&ino);
         if whole {

@@ -51,6 +51,7 @@ impl Core {
             Op::PunchHole(op) => self.punch_hole(attempt, op),
             Op::CloseInode(op) => self.close_inode(attempt, InodeId(op.ino)),
             Op::OpenInode(op) => self.open_inode(attempt, op),
+            Op::GiveBack(op) => Ok(self.give_back(attempt.session, op)),
             Op::SetLock(op) => self.set_lock(attempt, op),
             Op::TestLock(op) => self.test_lock(attempt, op),
             Op::Statfs(op) => self.statfs(attempt, op),
@@ -81,10 +82,10 @@ pub(crate) fn seal_of(chunk: &ChunkRef) -> SealChunk {
 pub(crate) fn refuse(status: Status, text: &str) -> Stop {
     Stop::Refuse(Refusal {
         status,
-        failure: Failure {
+        failure: Box::new(Failure {
             text: text.into(),
             ..Failure::default()
-        },
+        }),
     })
 }
 

@@ -45,14 +45,19 @@ impl Core {
         let mut wanted = self.entry_recalls(attempt, dir, &op.name);
         wanted.extend(self.removal_recalls(attempt, &removal));
         Self::need_recalls(wanted)?;
+        if op.unused_lease != 0 && removal.last && !removal.held_open {
+            self.drop_unused(attempt.session, ino, LeaseId(op.unused_lease));
+        }
         let orphaned = self.remove_name(attempt, dir, EntryKey::of(&op.name), &removal);
         let entries_leased = self.leases.give_entries(dir, attempt.session);
-        Ok(Reply {
+        let reply = Reply {
             orphaned,
             entries_leased,
             other_ino: ino.0,
+            gone: !self.cache.inodes.contains_key(&ino),
             ..Reply::default()
-        })
+        };
+        Ok(self.with_parents(attempt, reply, dir, dir))
     }
 
     /// Checks that the inode behind a name may lose it, and loads what that takes.

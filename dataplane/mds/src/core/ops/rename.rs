@@ -26,11 +26,11 @@ impl Core {
     pub(crate) fn rename(&mut self, attempt: &mut Attempt, op: &Rename) -> Outcome {
         let from = End {
             dir: InodeId(op.parent),
-            key: EntryKey::of(&op.name),
+            key: EntryKey::of(&op.name).kept(),
         };
         let to = End {
             dir: InodeId(op.new_parent),
-            key: EntryKey::of(&op.new_name),
+            key: EntryKey::of(&op.new_name).kept(),
         };
         for end in [&from, &to] {
             Self::need_ordinary(end.dir)?;
@@ -130,6 +130,7 @@ impl Core {
         if let Some(removal) = removal {
             reply.other_ino = removal.target.ino().0;
             reply.orphaned = self.remove_name(attempt, to.dir, to.key.clone(), removal);
+            reply.gone = !self.cache.inodes.contains_key(&removal.target.ino());
         }
         let subdirs = i64::from(is_dir(self.cache.inodes[&moved.ino()].inode.mode));
         self.put_entry(attempt, from.dir, from.key.clone(), None);
@@ -139,11 +140,12 @@ impl Core {
         reply.entries_leased = self.leases.give_entries(to.dir, attempt.session)
             && self.leases.give_entries(from.dir, attempt.session);
         let with = self.reply_with(attempt, moved.ino());
-        Reply {
+        let reply = Reply {
             inode: with.inode,
             attributes_leased: with.attributes_leased,
             ..reply
-        }
+        };
+        self.with_parents(attempt, reply, from.dir, to.dir)
     }
 
     /// Puts a moved entry at its new place and its statistics with it.
@@ -203,11 +205,11 @@ impl Core {
         self.place(attempt, there, to.dir, from);
         self.change_directory(attempt, from.dir, 0, b - a);
         self.change_directory(attempt, to.dir, 0, a - b);
-        let with = self.reply_with(attempt, moved.ino());
-        Ok(Reply {
+        let reply = Reply {
             other_ino: there.ino().0,
-            ..with
-        })
+            ..self.reply_with(attempt, moved.ino())
+        };
+        Ok(self.with_parents(attempt, reply, from.dir, to.dir))
     }
 
     /// A directory must not become its own descendant.
@@ -264,8 +266,8 @@ impl Core {
         }
         let shared: BTreeSet<InodeId> = self.up_from(from).collect();
         for at in self.up_from(to).take_while(|at| !shared.contains(at)) {
-            let inode = &self.cache.inodes[&at].inode;
-            if inode.quota_bytes != 0 || inode.quota_inodes != 0 {
+            let limits = self.cache.inodes[&at].inode.rare();
+            if limits.quota_bytes != 0 || limits.quota_inodes != 0 {
                 self.need_quota(at, bytes, inodes)?;
             }
         }

@@ -109,7 +109,7 @@ impl Core {
         if self.leases.of(ino).is_some_and(|leases| leases.trimming) {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
-        let Some(at) = self.cache.inodes[&ino].inode.pending_trim else {
+        let Some(at) = self.cache.inodes[&ino].inode.rare().pending_trim else {
             return Ok(());
         };
         let index = super::create::chunk_index(at)?;
@@ -119,7 +119,7 @@ impl Core {
         }
         // No chunk is there to be cut: it was reserved at most, and nobody knows it any more.
         if let Some(slot) = self.cache.inodes.get_mut(&ino) {
-            slot.inode.pending_trim = None;
+            slot.inode.set_pending_trim(None);
             let mut attempt = Attempt::of_session(SessionId(0));
             self.touch(&mut attempt, Object::Inode(ino));
         }
@@ -129,7 +129,7 @@ impl Core {
     /// Starts to cut the copies of the chunk that holds the inode's pending trim; true when there
     /// is one. The trim carries a new lease id, which the writer (if any) goes on with.
     pub(crate) fn start_trim(&mut self, ino: InodeId) -> Result<bool, Stop> {
-        let Some(at) = self.cache.inodes[&ino].inode.pending_trim else {
+        let Some(at) = self.cache.inodes[&ino].inode.rare().pending_trim else {
             return Ok(false);
         };
         let index = super::create::chunk_index(at)?;
@@ -167,7 +167,7 @@ impl Core {
         self.leases.of_mut(ino).trimming = false;
         let mut attempt = Attempt::of_session(SessionId(0));
         if let Some(slot) = self.cache.inodes.get_mut(&ino) {
-            slot.inode.pending_trim = None;
+            slot.inode.set_pending_trim(None);
             self.touch(&mut attempt, Object::Inode(ino));
         }
         for (attempt, reply, number) in self.trim_answers.remove(&ino).unwrap_or_default() {

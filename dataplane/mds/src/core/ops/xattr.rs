@@ -24,7 +24,7 @@ impl Core {
             return Err(Errno::E2BIG.into());
         }
         self.need_inode(attempt, ino, op.hint.as_ref())?;
-        let xattrs = &self.cache.inodes[&ino].inode.xattrs;
+        let xattrs = &self.cache.inodes[&ino].inode.rare().xattrs;
         let at = xattrs.iter().position(|xattr| xattr.name == op.name);
         match (op.flags & (CREATE | REPLACE), at) {
             (CREATE, Some(_)) => return Err(Errno::EEXIST.into()),
@@ -42,8 +42,8 @@ impl Core {
             value: op.value.clone(),
         };
         match at {
-            Some(at) => slot.inode.xattrs[at] = xattr,
-            None => slot.inode.xattrs.push(xattr),
+            Some(at) => slot.inode.rare_mut().xattrs[at] = xattr,
+            None => slot.inode.rare_mut().xattrs.push(xattr),
         }
         slot.inode.ctime = attempt.now;
         self.touch(attempt, Object::Inode(ino));
@@ -54,13 +54,13 @@ impl Core {
     pub(crate) fn remove_xattr(&mut self, attempt: &mut Attempt, op: &RemoveXattr) -> Outcome {
         let ino = InodeId(op.ino);
         self.need_inode(attempt, ino, op.hint.as_ref())?;
-        let xattrs = &self.cache.inodes[&ino].inode.xattrs;
+        let xattrs = &self.cache.inodes[&ino].inode.rare().xattrs;
         let Some(at) = xattrs.iter().position(|xattr| xattr.name == op.name) else {
             return Err(Errno::ENODATA.into());
         };
         Self::need_recalls(self.leases.attribute_holders(ino, attempt.session, false))?;
         let slot = self.cache.inodes.get_mut(&ino).expect("needed above");
-        slot.inode.xattrs.remove(at);
+        slot.inode.rare_mut().xattrs.remove(at);
         slot.inode.ctime = attempt.now;
         self.touch(attempt, Object::Inode(ino));
         self.touch_head(attempt, ino);

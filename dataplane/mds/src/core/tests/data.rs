@@ -1,15 +1,18 @@
 //! File data: leases, reports, cuts and seals.
 
 use bytes::Bytes;
-use hither_proto::ids::{CHUNK_SIZE, ROOT, SessionId};
+use hither_proto::ids::{CHUNK_SIZE, InodeId, ROOT, SessionId};
 use hither_proto::meta::{
-    Acquire, AllocChunks, Create, RecallReply, Setattr, WriteReport, request::Op,
+    Acquire, AllocChunks, Create, GiveBack, RecallReply, Setattr, Unlink, UnusedLease, WriteReport,
+    request::Op,
 };
 use hither_proto::status::{Errno, Status};
 use hither_proto::stored::ChunkRef;
 
-use super::world::{World, getattr, unlink};
-use crate::core::Effect;
+use super::world::{CLASS, World, getattr, unlink};
+use crate::core::event::GroupChoice;
+use crate::core::run::Stop;
+use crate::core::{Effect, Event};
 
 pub(super) fn open_new(world: &mut World, s: SessionId, name: &str) -> (u64, u64, ChunkRef) {
     let create = Create {
@@ -208,8 +211,8 @@ fn a_lost_writer_is_fenced_and_sealed_before_a_reader_gets_in() {
     for _ in 0..20 {
         world.now += std::time::Duration::from_secs(1);
         let renew = world.token();
-        world.event(crate::core::Event::SessionRenew(renew, b, 0));
-        world.event(crate::core::Event::Tick);
+        world.event(Event::SessionRenew(renew, b, 0));
+        world.event(Event::Tick);
     }
     assert_eq!(world.data_effects.front(), Some(&Effect::Fence(a)));
     assert_eq!(world.take(read), None);
@@ -303,4 +306,57 @@ fn bad_requests_are_refused_by_name() {
         ..Setattr::default()
     };
     assert_eq!(world.ask(a, Op::Setattr(huge)), Err(Errno::EFBIG.into()));
+}
+
+#[test]
+fn a_lease_nobody_used_goes_without_a_trace() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, _) = open_new(&mut world, a, "one");
+    let (other, other_lease, _) = open_new(&mut world, a, "two");
+    let give_back = |lease| {
+        Op::GiveBack(GiveBack {
+            leases: vec![UnusedLease { ino, lease }],
+        })
+    };
+    world.ask(b, give_back(lease)).unwrap();
+    world.ask(a, give_back(other_lease)).unwrap();
+    assert!(
+        world.holds_exclusive(a, ino),
+        "neither of them is its lease"
+    );
+    world.ask(a, give_back(lease)).unwrap();
+    assert!(!world.holds_exclusive(a, ino));
+
+    let Op::Unlink(unlink) = unlink(ROOT.0, "two", false) else {
+        unreachable!()
+    };
+    let reply = world.ask(
+        a,
+        Op::Unlink(Unlink {
+            expect_ino: other,
+            unused_lease: other_lease,
+            ..unlink
+        }),
+    );
+    assert!(reply.unwrap().gone);
+    world.settle();
+    let to_free = world.store.keys().filter(|key| key.starts_with(b"q/"));
+    assert_eq!(to_free.count(), 0, "what was reserved exists nowhere");
+    assert!(world.recalls.is_empty());
+}
+
+/// Writers waited for their whole time where no disk had room.
+#[test]
+fn a_class_without_room_is_no_space_and_not_a_wait() {
+    let mut world = World::new();
+    let groups = GroupChoice {
+        full: std::collections::BTreeSet::from([CLASS]),
+        by_class: std::collections::BTreeMap::from([(CLASS, Vec::new())]),
+        default_class: CLASS,
+        ..GroupChoice::default()
+    };
+    world.event(Event::Groups(Box::new(groups)));
+    let none = world.core.new_chunk(CLASS, InodeId(100), 0);
+    assert!(matches!(none, Err(Stop::Refuse(refusal)) if refusal.status == Errno::ENOSPC.into()));
 }

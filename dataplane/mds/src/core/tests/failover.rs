@@ -9,7 +9,7 @@ use hither_proto::meta::{HeldLease, Reclaim, SessionOpen, request::Op};
 use hither_proto::status::{Errno, Status};
 
 use super::world::{World, create, lookup, unlink};
-use crate::core::{Answer, Event};
+use crate::core::{Answer, Commit, CommitOutcome, Event};
 use crate::keys;
 
 const FILE: u32 = 0o100_644;
@@ -395,6 +395,38 @@ fn a_dead_writers_record_stays_until_its_file_is_sealed() {
     world.event(event);
     world.settle();
     assert!(!world.store.contains_key(&keys::session(a)));
+}
+
+/// The store may carry out an attempt whose outcome nobody waited for long after the next batches.
+#[test]
+fn a_batch_that_comes_late_changes_nothing() {
+    let mut world = World::new();
+    let a = world.session("a");
+    world.settle();
+    world.hold_commits = true;
+    world.send(a, create(ROOT.0, "x", FILE));
+    world.settle();
+    let first = world.held_commits.front().unwrap();
+    let late = Commit {
+        batch: first.batch,
+        unchanged: first.unchanged.clone(),
+        writes: first.writes.clone(),
+        delete_ranges: first.delete_ranges.clone(),
+    };
+    world.hold_commits = false;
+    let done = world.commit_next().unwrap();
+    world.event(done);
+    world.ask(a, unlink(ROOT.0, "x", false)).unwrap();
+    let before = world.store.clone();
+    world.held_commits.push_back(Box::new(late));
+    let outcome = world.commit_next();
+    assert!(matches!(
+        outcome,
+        Some(Event::Committed(_, CommitOutcome::Fenced))
+    ));
+    assert_eq!(world.store, before);
+    // The rank itself goes on.
+    world.ask(a, create(ROOT.0, "y", FILE)).unwrap();
 }
 
 fn numbered(world: &mut World, request: &hither_proto::meta::Request) -> crate::core::Token {

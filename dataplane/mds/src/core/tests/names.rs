@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use hither_proto::ids::{ROOT, SessionId};
-use hither_proto::meta::{Link, Rename, Setattr, request::Op};
+use hither_proto::meta::{Link, Readdir, Rename, Setattr, request::Op};
 use hither_proto::status::Errno;
 
 use super::world::{World, create, getattr, lookup, unlink};
@@ -74,6 +74,63 @@ fn names_are_created_found_listed_moved_and_removed() {
     world.ask(s, unlink(sub, "eins", false)).unwrap();
     world.ask(s, unlink(dir, "sub", true)).unwrap();
     assert_eq!(world.names(s, dir), set(&["three", "four", "five"]));
+}
+
+#[test]
+fn a_listing_of_names_has_types_and_gives_no_lease_on_inodes() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let dir = world.create(a, ROOT.0, "dir", DIR);
+    world.create(a, dir, "sub", DIR);
+    let file = world.create(a, dir, "file", FILE);
+    world.settle();
+    let op = |names_only| {
+        Op::Readdir(Readdir {
+            dir,
+            start: true,
+            limit: 10,
+            names_only,
+            ..Readdir::default()
+        })
+    };
+    let names = world.ask(b, op(true)).unwrap();
+    assert!(names.end && names.entries_leased);
+    let types: BTreeSet<u32> = names.entries.iter().map(|entry| entry.r#type).collect();
+    assert_eq!(types, BTreeSet::from([0o040_000, 0o100_000]));
+    let bare = |entry: &hither_proto::meta::Entry| entry.inode.is_none();
+    assert!(names.entries.iter().all(bare));
+    assert!(!world.leases_attributes(b, file));
+    let whole = world.ask(b, op(false)).unwrap();
+    assert!(whole.entries.iter().all(|entry| entry.inode.is_some()));
+    assert!(world.leases_attributes(b, file));
+}
+
+#[test]
+fn a_change_of_entries_tells_the_directories_as_it_leaves_them() {
+    let mut world = World::new();
+    let s = world.session("a");
+    let (one, two) = (
+        world.create(s, ROOT.0, "one", DIR),
+        world.create(s, ROOT.0, "two", DIR),
+    );
+    let ops = [
+        create(one, "x", FILE),
+        rename(one, "x", two, "y", 0),
+        create(one, "x", FILE),
+        rename(one, "x", two, "y", 2),
+        rename(two, "y", two, "z", 0),
+        unlink(two, "z", false),
+    ];
+    for (step, op) in ops.into_iter().enumerate() {
+        let reply = world.ask(s, op).unwrap();
+        assert!(reply.parents_leased, "step {step}");
+        let told = [reply.parent, reply.new_parent].into_iter().flatten();
+        for (n, told) in told.enumerate() {
+            let now = world.ask(s, getattr(told.ino)).unwrap().inode.unwrap();
+            assert_eq!(told, now, "step {step}, directory {n}");
+        }
+    }
+    assert_eq!(world.names(s, one), set(&["x"]));
 }
 
 #[test]

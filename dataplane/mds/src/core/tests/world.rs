@@ -79,7 +79,8 @@ impl World {
         subtrees: Vec<(InodeId, Fragment, RankId, Epoch)>,
     ) -> Self {
         let now = Duration::from_secs(100);
-        let core = start(&store, rank, subtrees, now);
+        let mut store = store;
+        let core = start(&mut store, rank, subtrees, now);
         let mut world = Self {
             core,
             store,
@@ -112,7 +113,7 @@ impl World {
         self.hold_commits = false;
         self.data_effects.clear();
         self.answers.clear();
-        self.core = start(&self.store, self.rank, Vec::new(), self.now);
+        self.core = start(&mut self.store, self.rank, Vec::new(), self.now);
         self.event(Event::Tick);
     }
 
@@ -438,6 +439,20 @@ impl World {
         reply.inode.map(|inode| inode.ino)
     }
 
+    /// Whether the session may write the file.
+    pub(super) fn holds_exclusive(&self, session: SessionId, ino: u64) -> bool {
+        let leases = self.core.leases.of(InodeId(ino));
+        leases.is_some_and(|leases| {
+            matches!(&leases.data, crate::core::lease::Data::Exclusive(held) if held.session == session)
+        })
+    }
+
+    /// Whether the session is told of changes of the inode's attributes.
+    pub(super) fn leases_attributes(&self, session: SessionId, ino: u64) -> bool {
+        let leases = self.core.leases.of(InodeId(ino));
+        leases.is_some_and(|leases| leases.attributes.contains(&session))
+    }
+
     pub(super) fn names(&mut self, session: SessionId, dir: u64) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
         let mut page = Readdir {
@@ -464,7 +479,7 @@ impl World {
 }
 
 fn start(
-    store: &BTreeMap<Bytes, Bytes>,
+    store: &mut BTreeMap<Bytes, Bytes>,
     rank: RankId,
     subtrees: Vec<(InodeId, Fragment, RankId, Epoch)>,
     now: Duration,
@@ -476,10 +491,16 @@ fn start(
     let last_batch = store
         .get(&keys::rank_state(rank))
         .map_or(0, |value| RankState::decode(value.clone()).unwrap().batch);
+    let state = RankState {
+        batch: last_batch,
+        epoch: 1,
+    };
+    store.insert(keys::rank_state(rank), state.encode_to_vec().into());
     let root = keys::subtree(ROOT, Fragment::WHOLE);
     let groups = crate::core::event::GroupChoice {
         by_class: BTreeMap::from([(CLASS, vec![GroupId(1), GroupId(2)])]),
         epochs: BTreeMap::from([(GroupId(1), Epoch(1)), (GroupId(2), Epoch(1))]),
+        full: BTreeSet::new(),
         default_class: CLASS,
         total_bytes: 1 << 40,
         free_bytes: 1 << 39,
