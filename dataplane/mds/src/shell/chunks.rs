@@ -16,6 +16,7 @@ use hither_proto::map::ServerState;
 use hither_proto::status::Status;
 use prost::Message;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::Shared;
 use crate::core::{Event, SealChunk};
@@ -25,12 +26,50 @@ enum Failed {
     Again,
 }
 
+/// Says from time to time that something is still not done.
+struct Complaint {
+    begun: Instant,
+    next: Duration,
+}
+
+impl Complaint {
+    fn new() -> Self {
+        Self {
+            begun: Instant::now(),
+            next: COMPLAINT_FIRST,
+        }
+    }
+
+    /// Seconds it has taken so far, when it is time to say so.
+    fn due(&mut self) -> Option<u64> {
+        let waited = self.begun.elapsed();
+        (waited >= self.next).then(|| {
+            self.next = waited + COMPLAINT_EVERY;
+            waited.as_secs()
+        })
+    }
+
+    fn about(&mut self, what: &str, ino: InodeId, chunk: &SealChunk) {
+        if let Some(waited_s) = self.due() {
+            tracing::warn!(
+                %ino,
+                chunk = %chunk.chunk,
+                group = %chunk.group,
+                waited_s,
+                "the copies of a chunk cannot be {what}: a member does not answer, the file waits"
+            );
+        }
+    }
+}
+
 /// Cuts the copies of a chunk, then tells the core.
 pub(crate) async fn trim<S: MetaStore>(shared: Arc<Shared<S>>, ino: InodeId, chunk: SealChunk) {
+    let mut complaint = Complaint::new();
     loop {
         if let Ok(epoch) = trim_once(&shared, &chunk).await {
             return shared.send(Event::Trimmed(ino, chunk.group, epoch));
         }
+        complaint.about("cut", ino, &chunk);
         shared.pause().await;
     }
 }
@@ -63,10 +102,14 @@ pub(crate) async fn seal<S: MetaStore>(
 ) {
     let mut done = Vec::with_capacity(chunks.len());
     for chunk in chunks {
+        let mut complaint = Complaint::new();
         let (exists, epoch) = loop {
             match seal_once(&shared, &chunk).await {
                 Ok(sealed) => break sealed,
-                Err(Failed::Again) => shared.pause().await,
+                Err(Failed::Again) => {
+                    complaint.about("sealed", ino, &chunk);
+                    shared.pause().await;
+                }
             }
         };
         done.push((chunk, exists, epoch));
@@ -219,6 +262,7 @@ pub(crate) async fn fence<S: MetaStore>(shared: Arc<Shared<S>>, session: Session
     let fence = Fence { session: session.0 };
     let mut fenced: BTreeSet<ChunkserverId> = BTreeSet::new();
     let mut open: BTreeSet<(InodeId, ChunkId, GroupId)> = BTreeSet::new();
+    let mut complaint = Complaint::new();
     loop {
         let map = Arc::clone(&shared.map.borrow());
         let down = i32::from(ServerState::Down);
@@ -255,7 +299,20 @@ pub(crate) async fn fence<S: MetaStore>(shared: Arc<Shared<S>>, session: Session
                 ));
             }
         }
-        if missing.iter().any(|member| !fenced.contains(member)) {
+        let silent: Vec<ChunkserverId> = missing
+            .into_iter()
+            .filter(|member| !fenced.contains(member))
+            .collect();
+        if !silent.is_empty() {
+            if let Some(waited_s) = complaint.due() {
+                tracing::warn!(
+                    %session,
+                    ?silent,
+                    waited_s,
+                    "a session cannot be fenced: what it wrote is locked until these servers answer \
+                     or are down"
+                );
+            }
             shared.pause().await;
         }
     }
@@ -356,6 +413,9 @@ fn target(chunk: &SealChunk, epoch: Epoch) -> Target {
 
 /// Time a chunkserver gets for one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// What is not done after this time is said in the log, and again after every further one.
+const COMPLAINT_FIRST: Duration = Duration::from_secs(10);
+const COMPLAINT_EVERY: Duration = Duration::from_secs(60);
 /// Pause before another attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
