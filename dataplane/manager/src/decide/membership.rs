@@ -105,9 +105,12 @@ pub fn beat(state: &State, liveness: &mut Liveness, beat: &Heartbeat, now: Durat
     }
     let mut next = state.clone();
     let id = if beat.server == 0 {
-        let id = ChunkserverId(next.next_server.max(1));
-        next.next_server = id.0 + 1;
-        id
+        // The answer that told it its id may have been lost: one process gets one id.
+        registered_as(state, description.boot_id).unwrap_or_else(|| {
+            let id = ChunkserverId(next.next_server.max(1));
+            next.next_server = id.0 + 1;
+            id
+        })
     } else {
         // Its id came from this cluster even if a restored store does not know it any more.
         next.next_server = next.next_server.max(id.0 + 1);
@@ -151,6 +154,12 @@ pub fn beat(state: &State, liveness: &mut Liveness, beat: &Heartbeat, now: Durat
         next: changed.then_some(next),
         reply,
     }
+}
+
+fn registered_as(state: &State, boot_id: u64) -> Option<ChunkserverId> {
+    let mut known = state.servers.iter();
+    let (id, _) = known.find(|(_, server)| boot_id != 0 && server.shown.boot_id == boot_id)?;
+    Some(*id)
 }
 
 /// Servers that have been silent for too long.
@@ -471,6 +480,16 @@ mod tests {
             state.servers[&ChunkserverId(1)].shown.labels,
             vec!["S", "zone=eu-1a"]
         );
+    }
+
+    /// A server that nobody is stood in groups, and they were never whole.
+    #[test]
+    fn a_registration_that_is_sent_again_gets_the_same_id() {
+        let (state, mut liveness) = registered();
+        let again = beat(&state, &mut liveness, &heartbeat(0, 12), Duration::ZERO);
+        assert_eq!((again.reply.server, again.next), (2, None));
+        let other = beat(&state, &mut liveness, &heartbeat(0, 13), Duration::ZERO);
+        assert_eq!(other.reply.server, 3);
     }
 
     #[test]
