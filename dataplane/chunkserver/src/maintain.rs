@@ -3,6 +3,7 @@
 //! They ask the in-sync members. Members that fill have to follow, or they would become in-sync
 //! with what was trimmed or settled away: one in-sync member passes it on to them before it answers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hither_chunkstore::{Disk, Error, SettleOp, TrimOp};
@@ -224,12 +225,18 @@ impl Task<'_> {
     }
 
     async fn close(&self, close: &Close) -> Result<Empty, Refusal> {
-        let chunks: Vec<ChunkId> = close.chunks.iter().copied().map(ChunkId).collect();
-        let lease = LeaseId(close.lease);
-        self.write_doubts_down(&chunks, lease).await?;
-        let kept = self
-            .disk(move |disk| disk.close_marks(&chunks, lease))
-            .await?;
+        let mut by_lease: BTreeMap<LeaseId, Vec<ChunkId>> = BTreeMap::new();
+        for (at, chunk) in close.chunks.iter().enumerate() {
+            let lease = close.leases.get(at).copied().unwrap_or(close.lease);
+            let chunks = by_lease.entry(LeaseId(lease)).or_default();
+            chunks.push(ChunkId(*chunk));
+        }
+        let mut kept = Vec::new();
+        for (lease, chunks) in by_lease {
+            self.write_doubts_down(&chunks, lease).await?;
+            let closed = self.disk(move |disk| disk.close_marks(&chunks, lease));
+            kept.extend(closed.await?);
+        }
         if kept.is_empty() {
             return Ok(Empty {});
         }

@@ -130,7 +130,7 @@ impl Shared {
 /// Time a heartbeat waits for the disks.
 const ANSWER_WAIT: Duration = Duration::from_millis(200);
 /// A disk that has not answered for so long is reported as failed until it does.
-const HUNG_AFTER: Duration = Duration::from_secs(10);
+const HUNG_AFTER: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {

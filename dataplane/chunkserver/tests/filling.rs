@@ -130,6 +130,7 @@ async fn a_member_that_was_away_takes_only_what_changed() {
                 epoch,
                 chunks: vec![lease],
                 lease,
+                ..Default::default()
             };
             cluster.call(id, Kind::CHUNK_CLOSE, &close).await.unwrap();
         }

@@ -25,6 +25,7 @@ fn close(cluster: &Cluster, chunk: u64, lease: u64) -> Close {
         epoch: cluster.manager.epoch(),
         chunks: vec![chunk, 77],
         lease,
+        ..Close::default()
     }
 }
 

@@ -513,6 +513,7 @@ async fn trims_closes_and_deletes() {
         epoch,
         chunks: vec![1],
         lease: 3,
+        ..Close::default()
     };
     cluster.call(1, Kind::CHUNK_CLOSE, &close).await.unwrap();
     let fence: FenceReply = cluster

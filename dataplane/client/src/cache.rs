@@ -141,6 +141,8 @@ impl Cache {
             state.bound_entries(self.inodes_max, dir);
         } else {
             entries.forget(name);
+            // A listing under way must not count as complete without it.
+            state.note_recall(dir);
         }
     }
 
@@ -165,22 +167,25 @@ impl Cache {
             entries.forget(name);
         }
         entries.changed(clock);
+        if !good {
+            state.note_recall(dir);
+        }
         state.entries += 1;
         state.bound_entries(self.inodes_max, dir);
     }
 
     /// Keeps a page of a listing; with `complete` the listing began when `first` was sent, and
-    /// this was its last page.
+    /// this was its last page. False: it was not kept, and the listing cannot become complete.
     pub(crate) fn put_listed(
         &self,
         sent: SentAt,
         dir: InodeId,
         page: impl ExactSizeIterator<Item = (Position, Target)>,
         complete: Option<SentAt>,
-    ) {
+    ) -> bool {
         let mut state = self.state.lock();
         if !state.still_good(dir, sent) || !state.entries_of(dir).takes(sent.0) {
-            return;
+            return false;
         }
         state.entries += page.len();
         let complete = complete.is_some_and(|first| state.still_good(dir, first));
@@ -193,6 +198,7 @@ impl Cache {
             entries.set_complete();
         }
         state.bound_entries(self.inodes_max, dir);
+        true
     }
 
     /// A directory without entries was made.
@@ -317,6 +323,7 @@ impl Cache {
         if let Some(entries) = state.nodes.get_mut(&dir).and_then(|node| node.dir.as_mut()) {
             entries.forget(name);
             entries.changed(state.clock);
+            state.note_recall(dir);
         }
     }
 
@@ -380,9 +387,12 @@ impl Cache {
         state.nodes.keys().copied().collect()
     }
 
-    /// What has to be re-stated to a successor of the server.
+    /// What has to be re-stated to a successor of the server. What is on its way is not kept: the
+    /// successor does not know that it was given.
     pub(crate) fn held(&self) -> Vec<HeldLease> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.clock += 1;
+        state.dropped = state.clock;
         state
             .nodes
             .iter()

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hither_proto::ids::{BootId, CHUNK_SIZE, ChunkserverId, InodeId, LeaseId};
+use hither_proto::ids::{BootId, CHUNK_SIZE, ChunkserverId, GroupId, InodeId, LeaseId};
 use hither_proto::meta::{Reply, WriteReport};
 use hither_proto::stored::ChunkRef;
 use parking_lot::Mutex;
@@ -17,6 +17,7 @@ use crate::error::FsError;
 use crate::errors::{Seen, WriteErrors};
 use crate::extents::Extents;
 use crate::read::Stream;
+use crate::tidy::IDLE_TICKS;
 
 /// Data lease of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -225,6 +226,14 @@ impl File {
         data.declined
     }
 
+    /// Leases are being re-stated: what is granted and not taken in yet does not count.
+    pub(crate) fn restate(&self) {
+        let mut data = self.data.lock();
+        if data.asking {
+            data.declined += 1;
+        }
+    }
+
     /// The answer has been taken in, or there is none.
     pub(crate) fn ask_ended(&self) {
         self.data.lock().asking = false;
@@ -414,6 +423,49 @@ impl Data {
             || !self.unsynced.is_empty()
             || !self.unreported.is_empty();
         (!used).then_some(lease)
+    }
+
+    /// Groups of chunks whose open marks may be closed: nothing has happened for a while, and all
+    /// is stable.
+    pub(crate) fn idle_groups(&self) -> BTreeSet<GroupId> {
+        if !self.may_close() {
+            return BTreeSet::new();
+        }
+        let chunks = self.marked.iter().filter_map(|at| self.refs.get(at));
+        chunks.map(|chunk| GroupId(chunk.group)).collect()
+    }
+
+    fn may_close(&self) -> bool {
+        self.ticks_idle >= IDLE_TICKS
+            && self.unsynced.is_empty()
+            && self.torn.is_empty()
+            && matches!(self.lease, Lease::Exclusive(_))
+    }
+
+    /// Takes the marks in one group, with the lease they are of.
+    pub(crate) fn take_idle_marks(&mut self, group: GroupId) -> Vec<(u64, LeaseId)> {
+        let (Lease::Exclusive(lease), true) = (self.lease, self.may_close()) else {
+            return Vec::new();
+        };
+        let (refs, mut taken) = (&self.refs, Vec::new());
+        self.marked.retain(|at| match refs.get(at) {
+            Some(chunk) if chunk.group == group.0 => {
+                taken.push((chunk.chunk, lease));
+                false
+            }
+            known => known.is_some(),
+        });
+        taken
+    }
+
+    /// Chunks of which a member says that a write failed there: they are sealed with the lease.
+    pub(crate) fn note_torn(&mut self, chunks: &[u64]) {
+        let torn = self
+            .refs
+            .values()
+            .filter(|known| chunks.contains(&known.chunk));
+        let torn: Vec<u32> = torn.map(|known| known.index).collect();
+        self.torn.extend(torn);
     }
 
     /// The lease is gone, and with it everything known under it.

@@ -147,6 +147,7 @@ impl Inner {
             hash: NameHash(entry.hash),
             name: entry.name.clone(),
         };
+        let mut kept = false;
         if reply.entries_leased {
             let page = reply.entries.iter().map(|entry| {
                 let target = Target {
@@ -156,8 +157,10 @@ impl Inner {
                 (position(entry), target)
             });
             let complete = first.filter(|_| reply.end);
-            self.cache.put_listed(sent, dir, page, complete);
+            kept = self.cache.put_listed(sent, dir, page, complete);
         }
+        // Without this page the whole is not known, whatever the next ones bring.
+        let first = first.filter(|_| kept);
         let last = reply.entries.last().filter(|_| !reply.end);
         let next = last.map(|entry| GoOn {
             after: position(entry),

@@ -55,6 +55,7 @@ impl SessionOwner for Inner {
             if file.handles.lock().open > 0 {
                 open.push(file.ino.0);
             }
+            file.restate();
             let (data_lease, exclusive) = match file.lease() {
                 Lease::None => continue,
                 Lease::Shared => (1, false),
@@ -105,6 +106,7 @@ impl SessionOwner for Inner {
         for ino in touched(change) {
             let file = self.file(ino);
             self.lose_file(&file, why);
+            self.forget_pages_soon(ino);
             file.data.lock().errors.record(why.clone());
         }
     }
@@ -155,6 +157,12 @@ impl Inner {
         }
     }
 
+    /// A lease is gone without a recall: what was read under it is dropped from the kernel.
+    pub(crate) fn forget_pages_soon(&self, ino: InodeId) {
+        let forgotten = self.kernel.forget_inode(ino, true);
+        tokio::spawn(forgotten);
+    }
+
     /// The acknowledgement, and whether pages have to be forgotten once more after it.
     async fn answer_recall(
         self: &Arc<Self>,
@@ -164,6 +172,10 @@ impl Inner {
         let Some(file) = self.known_file(ino) else {
             if recall.unlinked {
                 self.cache.remove(ino);
+            }
+            if recall.data_lease != 0 && !recall.report_only {
+                // What was read under a lease that was forgotten may be in the kernel still.
+                self.kernel.forget_inode(ino, true).await;
             }
             return Ok((RecallReply::default(), false));
         };
@@ -214,7 +226,9 @@ impl Inner {
             }
             file.data.lock().note_recall(recall.data_lease);
             self.give_back(file, to).await?;
-            return Ok(raced);
+            // A torn file keeps nothing, whatever was asked for.
+            let unasked = recall.keep_shared && file.lease() == Lease::None;
+            return Ok(raced || unasked);
         }
     }
 

@@ -10,12 +10,12 @@ use hither_net::{Connection, NetError, connect};
 use hither_proto::ids::{BatchNumber, RankId};
 use hither_proto::kind::Kind;
 use hither_proto::meta::{HeldLease, Reclaim, Reply, Request, SessionOpen, SessionOpenReply};
-use hither_proto::status::Errno;
+use hither_proto::status::{Errno, Status};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::FsError;
-use crate::session::{Pushes, RENEW_TIMEOUT, Session, State};
+use crate::session::{Batch, Pushes, RENEW_TIMEOUT, Session, State};
 
 impl Session {
     // ---- opening and resuming
@@ -50,11 +50,12 @@ impl Session {
             tracing::warn!(rank = %self.rank, "the session was ended by the server");
             let old = {
                 let mut state = self.state.lock();
-                let next_number = state.next_number;
+                let (next_number, safe) = (state.next_number, state.safe);
                 std::mem::replace(
                     &mut *state,
                     State {
                         next_number,
+                        safe,
                         ..State::default()
                     },
                 )
@@ -89,6 +90,7 @@ impl Session {
             {
                 let mut state = self.state.lock();
                 state.id = opened.session;
+                state.epoch = opened.epoch;
                 state.lease = Duration::from_millis(u64::from(opened.lease_ms));
             }
             self.extend(sent);
@@ -136,12 +138,22 @@ impl Session {
                 .call(Kind::META_REQUEST, &request, &[], OPEN_TIMEOUT)
                 .await;
             let batch = match sent {
+                // Not now: the session is opened anew, and everything sent again.
+                Err(
+                    error @ NetError::Refused {
+                        status: Status::RETRY | Status::BUSY | Status::NOT_MINE | Status::NO_SESSION,
+                        ..
+                    },
+                ) => return Err(error),
                 Ok(reply) => {
                     let reply: Reply = reply.decode()?;
                     if let Some(owner) = self.owner.upgrade() {
                         owner.replayed(&reply);
                     }
-                    BatchNumber(reply.batch)
+                    Batch {
+                        epoch: self.state.lock().epoch,
+                        number: BatchNumber(reply.batch),
+                    }
                 }
                 Err(NetError::Refused { status, failure }) => {
                     // It had been answered with success: whoever relied on it must hear of it.
@@ -151,12 +163,18 @@ impl Session {
                         let why = FsError::new(Errno::EIO, why.reason);
                         owner.change_lost(&request, &why);
                     }
-                    self.state.lock().unsafe_requests.remove(&number);
+                    let mut state = self.state.lock();
+                    state.unsafe_requests.remove(&number);
+                    state.outstanding.remove(&number);
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            if let Some(entry) = self.state.lock().unsafe_requests.get_mut(&number) {
+            let mut state = self.state.lock();
+            if batch.number == BatchNumber(0) || state.is_safe(batch) {
+                state.unsafe_requests.remove(&number);
+                state.outstanding.remove(&number);
+            } else if let Some(entry) = state.unsafe_requests.get_mut(&number) {
                 entry.0 = batch;
             }
         }

@@ -69,7 +69,6 @@ pub(crate) struct Session {
     pub(crate) owner: Weak<dyn SessionOwner>,
     pub(crate) state: Mutex<State>,
     pub(crate) up: watch::Sender<Option<Arc<Connection>>>,
-    pub(crate) safe: watch::Sender<BatchNumber>,
     pub(crate) ended: Notify,
 }
 
@@ -82,8 +81,27 @@ pub(crate) struct State {
     /// Numbers whose results are still awaited or not safe.
     pub(crate) outstanding: BTreeSet<u64>,
     /// Answered and not safe: sent again to a successor.
-    pub(crate) unsafe_requests: BTreeMap<u64, (BatchNumber, Request)>,
+    pub(crate) unsafe_requests: BTreeMap<u64, (Batch, Request)>,
+    /// Epoch of the process that serves the rank, as far as this session has been opened with it.
+    pub(crate) epoch: u64,
+    /// Everything up to this batch is in the store; batches of other epochs are others.
+    pub(crate) safe: Batch,
     pub(crate) ended: bool,
+}
+
+/// A batch of one process: its successor counts on from what is in the store, and may use the number
+/// of a batch that was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Batch {
+    pub(crate) epoch: u64,
+    pub(crate) number: BatchNumber,
+}
+
+impl State {
+    /// Whether everything of a batch is in the store, as far as known.
+    pub(crate) fn is_safe(&self, batch: Batch) -> bool {
+        batch.epoch == self.safe.epoch && batch.number <= self.safe.number
+    }
 }
 
 impl std::fmt::Debug for Session {
@@ -111,7 +129,6 @@ impl Session {
                 ..State::default()
             }),
             up: watch::channel(None).0,
-            safe: watch::channel(BatchNumber(0)).0,
             ended: Notify::new(),
         });
         tokio::spawn(maintain(Arc::downgrade(&session)));
@@ -182,6 +199,7 @@ impl Session {
                 }
             };
             (request.session, request.ack_below) = self.stamp();
+            let epoch = self.state.lock().epoch;
             if number != 0 && sent_in.is_some_and(|id| id != request.session) {
                 // Whether it was carried out for the session that is gone, nobody can say.
                 self.settle(number);
@@ -200,42 +218,58 @@ impl Session {
             {
                 Ok(reply) => {
                     self.extend(sent);
-                    return self.answered(request, reply.decode::<Reply>());
+                    match self.answered(&mut request, epoch, reply.decode::<Reply>()) {
+                        Some(answer) => return answer,
+                        // By a process that is gone: its successor may know nothing of it.
+                        None => request.replay = number != 0,
+                    }
                 }
                 Err(error) => self.failed(&request, &connection, error, deadline).await?,
             }
         }
     }
 
+    /// `None`: the answer counts no more, the request is to be sent again.
     fn answered(
         &self,
-        mut request: Request,
+        request: &mut Request,
+        epoch: u64,
         reply: Result<Reply, NetError>,
-    ) -> Result<Reply, AskError> {
+    ) -> Option<Result<Reply, AskError>> {
         let number = request.number;
         let reply = match reply {
             Ok(reply) => reply,
             Err(error) => {
                 self.settle(number);
-                return Err(AskError::Failed(error.into()));
+                return Some(Err(AskError::Failed(error.into())));
             }
         };
-        let batch = BatchNumber(reply.batch);
-        if number == 0 {
-            return Ok(reply);
-        }
         let mut state = self.state.lock();
-        if batch > *self.safe.borrow() {
-            if let (Some(Op::Create(create)), Some(inode)) = (&mut request.op, &reply.inode) {
-                request.replay_ino = inode.ino;
-                // The lease it brought is re-stated by itself.
-                create.open_for_write = false;
-            }
-            state.unsafe_requests.insert(number, (batch, request));
-        } else {
-            state.outstanding.remove(&number);
+        if let (Some(Op::Create(create)), Some(inode)) = (&mut request.op, &reply.inode)
+            && number != 0
+        {
+            request.replay_ino = inode.ino;
+            // The lease it brought is re-stated by itself.
+            create.open_for_write &= state.epoch != epoch;
         }
-        Ok(reply)
+        if state.epoch != epoch {
+            return None;
+        }
+        let batch = Batch {
+            epoch,
+            number: BatchNumber(reply.batch),
+        };
+        if number == 0 {
+            return Some(Ok(reply));
+        }
+        if reply.batch == 0 || state.is_safe(batch) {
+            state.outstanding.remove(&number);
+        } else {
+            state
+                .unsafe_requests
+                .insert(number, (batch, request.clone()));
+        }
+        Some(Ok(reply))
     }
 
     /// `Ok`: the request is to be sent again.
@@ -378,19 +412,13 @@ impl Session {
         Ok(())
     }
 
-    fn now_safe(&self, batch: BatchNumber) {
-        self.safe.send_if_modified(|safe| {
-            let newer = batch > *safe;
-            if newer {
-                *safe = batch;
-            }
-            newer
-        });
+    fn now_safe(&self, batch: Batch) {
         let mut state = self.state.lock();
+        state.safe = state.safe.max(batch);
         let done: Vec<u64> = state
             .unsafe_requests
             .iter()
-            .filter(|(_, (made, _))| *made <= batch)
+            .filter(|(_, (made, _))| state.is_safe(*made))
             .map(|(number, _)| *number)
             .collect();
         for number in done {
@@ -426,7 +454,10 @@ impl Handler for Pushes {
         if incoming.header.kind == Kind::SAFE
             && let Ok(safe) = incoming.decode::<Safe>()
         {
-            session.now_safe(BatchNumber(safe.batch));
+            session.now_safe(Batch {
+                epoch: safe.epoch,
+                number: BatchNumber(safe.batch),
+            });
         }
     }
 }

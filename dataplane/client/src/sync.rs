@@ -209,6 +209,7 @@ impl Inner {
                 if error.errno == Errno::ESTALE {
                     // What was written under the lost lease was sealed without us.
                     self.lose_file(file, &error);
+                    self.forget_pages_soon(file.ino);
                 }
                 Err(error)
             }
@@ -332,6 +333,7 @@ impl Inner {
                     epoch: epoch.0,
                     chunks: vec![chunk.chunk],
                     lease,
+                    ..Close::default()
                 };
                 for member in servers.chain(&map, group) {
                     let closed = servers

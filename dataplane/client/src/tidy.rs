@@ -1,15 +1,19 @@
 //! What a client does now and then without being asked: stores what stays unsynced, reports, closes
 //! open marks, gives back leases nobody uses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use hither_clustermap::ClusterView;
+use hither_net::NetError;
 use hither_proto::chunk::Close;
-use hither_proto::ids::{GroupId, LeaseId, RankId};
+use hither_proto::ids::{Epoch, GroupId, LeaseId, RankId};
 use hither_proto::kind::Kind;
 use hither_proto::meta::{GiveBack, UnusedLease, request::Op};
+use hither_proto::status::Status;
 use tokio::sync::{OwnedMutexGuard, OwnedRwLockWriteGuard};
 
 use crate::client::Inner;
@@ -23,9 +27,13 @@ pub(crate) async fn tidy(weak: Weak<Inner>) {
         let Some(inner) = weak.upgrade() else { return };
         let much =
             inner.unsynced_bytes.load(Ordering::Acquire) > inner.config.unsynced_bytes_max / 2;
-        for file in inner.all_files() {
-            inner.tidy_file(&file, much).await;
-        }
+        let files = futures::stream::iter(inner.all_files());
+        files
+            .for_each_concurrent(TIDIED_AT_ONCE, |file| {
+                let inner = Arc::clone(&inner);
+                async move { inner.tidy_file(&file, much).await }
+            })
+            .await;
         inner.forget_idle_streams();
         inner.close_idle_marks().await;
         inner.forget_idle_files().await;
@@ -53,19 +61,19 @@ impl Inner {
             };
             (dirty, unsynced, data.ticks_unreported >= REPORT_TICKS)
         };
-        if dirty && let Err(error) = self.flush_dirty(file, false).await {
-            tracing::debug!(ino = %file.ino, %error, "kept for the next fsync or close");
-        }
-        if unsynced && let Err(error) = self.flush_stable(file).await {
-            // It is kept, and tried again the next time.
-            tracing::debug!(ino = %file.ino, %error, "data is not stable yet");
-        }
         // Should this mount die, its files end where the last report says.
         if report
             && let Some(report) = file.report(self.cache.hint(file.ino))
             && let Err(error) = self.send_report(file, report, false).await
         {
             tracing::debug!(ino = %file.ino, %error, "size and times are reported later");
+        }
+        if dirty && let Err(error) = self.flush_dirty(file, false).await {
+            tracing::debug!(ino = %file.ino, %error, "kept for the next fsync or close");
+        }
+        if unsynced && let Err(error) = self.flush_stable(file).await {
+            // It is kept, and tried again the next time.
+            tracing::debug!(ino = %file.ino, %error, "data is not stable yet");
         }
     }
 
@@ -81,59 +89,75 @@ impl Inner {
     }
 
     /// Open marks of files that nobody writes any more: all members have flushed, so a member that
-    /// restarts need not compare their chunks. The gates are held meanwhile, so nothing new is on
-    /// its way to a member that has not closed its mark yet.
+    /// restarts need not compare their chunks.
     async fn close_idle_marks(&self) {
-        let mut gates: Vec<OwnedRwLockWriteGuard<()>> = Vec::new();
-        let mut groups: BTreeMap<GroupId, (u64, Vec<u64>)> = BTreeMap::new();
+        let map = self.link.map();
+        let mut groups: BTreeMap<GroupId, Vec<Arc<File>>> = BTreeMap::new();
+        let mut count = 0;
         for file in self.all_files() {
-            if gates.len() >= CLOSED_AT_ONCE {
+            if count >= CLOSED_AT_ONCE {
                 break;
             }
+            let idle: BTreeSet<GroupId> = file.data.lock().idle_groups();
+            count += usize::from(!idle.is_empty());
+            for group in idle {
+                groups.entry(group).or_default().push(Arc::clone(&file));
+            }
+        }
+        for (group, files) in groups {
+            if let Some(epoch) = map.epoch(group) {
+                self.close_marks_of(&map, (group, epoch), &files).await;
+            }
+        }
+    }
+
+    /// Closes the marks of one group. The gates are held meanwhile, so nothing new is on its way to
+    /// a member that has not closed its mark yet.
+    async fn close_marks_of(
+        &self,
+        map: &ClusterView,
+        (group, epoch): (GroupId, Epoch),
+        files: &[Arc<File>],
+    ) {
+        let mut gates: Vec<OwnedRwLockWriteGuard<()>> = Vec::new();
+        let mut close = Close {
+            group: group.0,
+            epoch: epoch.0,
+            ..Close::default()
+        };
+        for file in files {
             let Ok(gate) = Arc::clone(&file.gate).try_write_owned() else {
                 continue;
             };
-            let mut data = file.data.lock();
-            let Lease::Exclusive(lease) = data.lease else {
-                continue;
-            };
-            let settled = data.unsynced.is_empty() && data.torn.is_empty();
-            if data.ticks_idle < IDLE_TICKS || data.marked.is_empty() || !settled {
-                continue;
-            }
-            for index in std::mem::take(&mut data.marked) {
-                if let Some(chunk) = data.refs.get(&index) {
-                    let (highest, chunks) = groups.entry(GroupId(chunk.group)).or_default();
-                    *highest = lease.0.max(*highest);
-                    chunks.push(chunk.chunk);
-                }
+            for (chunk, lease) in file.data.lock().take_idle_marks(group) {
+                close.chunks.push(chunk);
+                close.leases.push(lease.0);
             }
             gates.push(gate);
         }
-        let map = self.link.map();
-        for (group, (lease, chunks)) in groups {
-            let Some(epoch) = map.epoch(group) else {
-                continue;
-            };
-            // All of these leases are this mount's own: the highest closes the others' marks too.
-            let close = Close {
-                group: group.0,
-                epoch: epoch.0,
-                chunks,
-                lease,
-            };
-            for member in self.servers.chain(&map, group) {
-                let closed = self.servers.pool.call(
-                    &member.address,
-                    Kind::CHUNK_CLOSE,
-                    &close,
-                    &[],
-                    CLOSE_TIMEOUT,
-                );
-                if let Err(error) = closed.await {
-                    // A restart merely compares more.
-                    tracing::debug!(id = %member.id, %error, "open marks stay");
+        if close.chunks.is_empty() {
+            return;
+        }
+        let members = self.servers.chain(map, group);
+        let closing = members.iter().map(|member| {
+            let (address, pool) = (&member.address, &self.servers.pool);
+            pool.call(address, Kind::CHUNK_CLOSE, &close, &[], CLOSE_TIMEOUT)
+        });
+        for closed in futures::future::join_all(closing).await {
+            match closed {
+                Err(NetError::Refused {
+                    status: Status::NEEDS_SEAL,
+                    failure,
+                }) => {
+                    for file in files {
+                        file.data.lock().note_torn(&failure.chunks);
+                    }
                 }
+                Err(error) => {
+                    // A restart merely compares more.
+                    tracing::debug!(%group, %error, "open marks stay");
+                }
+                Ok(_) => {}
             }
         }
     }
@@ -152,7 +176,15 @@ impl Inner {
             if file.handles.lock().open > 0 {
                 continue;
             }
+            let reads = file.reads_begun();
+            if file.lease() != Lease::None {
+                self.kernel.forget_inode(file.ino, true).await;
+            }
             let _alone = file.gate.write().await;
+            if file.reads_begun() != reads {
+                // Read meanwhile: not idle, and in the kernel again.
+                continue;
+            }
             if let Err(error) = self.give_back(&file, Lease::None).await {
                 tracing::debug!(ino = %file.ino, %error, "a lease could not be given back");
                 continue;
@@ -227,8 +259,10 @@ fn give_up_unused(file: &Arc<File>) -> Option<(LeaseId, OwnedMutexGuard<()>)> {
 const TIDY: Duration = Duration::from_secs(2);
 /// Times a file is seen unreported before it is reported without being asked.
 const REPORT_TICKS: u32 = 3;
+/// Files looked after at the same time: one that waits for its servers holds up no other.
+const TIDIED_AT_ONCE: usize = 16;
 /// Times a file is seen idle before its open marks are closed, and files done at a time.
-const IDLE_TICKS: u32 = 5;
+pub(crate) const IDLE_TICKS: u32 = 5;
 const CLOSED_AT_ONCE: usize = 512;
 /// Time a member has to close marks.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);

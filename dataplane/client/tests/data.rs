@@ -265,3 +265,17 @@ async fn changes_lost_with_a_session_are_told() {
     };
     assert_eq!(soon("an error", told).await.errno, Errno::EIO);
 }
+
+/// A successor says that its batches up to a high number are in the store: what its predecessor had
+/// answered and lost is sent again all the same.
+#[tokio::test]
+async fn what_a_successor_calls_safe_is_its_own() {
+    let cluster = Cluster::start(1).await;
+    let open = cluster.open().await;
+    cluster.metadata.set(|state| state.early = true);
+    cluster.write_applied(&open, 0, 1).await;
+    soon("the recall", cluster.metadata.recall()).await.unwrap();
+    cluster.metadata.take_over();
+    cluster.metadata.until(|state| state.replays > 0).await;
+    soon("fsync", cluster.client.fsync(&open)).await.unwrap();
+}

@@ -8,7 +8,8 @@ use hither_proto::common::{Empty, Role};
 use hither_proto::kind::Kind;
 use hither_proto::map::{Chunkserver, ClusterMap, Group, Member, MemberState, Rank, ServerState};
 use hither_proto::meta::{
-    Recall, RecallReply, Reply, Request, SessionOpen, SessionOpenReply, WriteReport, request::Op,
+    Recall, RecallReply, Reply, Request, Safe, SessionOpen, SessionOpenReply, WriteReport,
+    request::Op,
 };
 use hither_proto::status::Status;
 use hither_proto::stored::{ChunkRef, Inode};
@@ -41,6 +42,10 @@ pub(crate) struct State {
     /// A recall follows each grant at once.
     pub(crate) greedy: bool,
     pub(crate) grants: u64,
+    /// Requests that were sent again by number, to a successor.
+    pub(crate) replays: u64,
+    epoch: u64,
+    takes_over: bool,
     /// Times somebody waited for the store.
     pub(crate) barriers: u64,
     /// The connection breaks instead of an answer to the next report.
@@ -79,6 +84,7 @@ impl Metadata {
             state: Mutex::new(State {
                 map,
                 lease: 10,
+                epoch: 1,
                 inode: Inode {
                     ino: FILE.0,
                     mode: 0o100_644,
@@ -134,6 +140,16 @@ impl Metadata {
         }
     }
 
+    /// Another process takes the rank over, and has committed much since: its batches are others.
+    pub(crate) fn take_over(&self) {
+        let mut state = self.state.lock();
+        state.epoch += 1;
+        state.takes_over = true;
+        if let Some(connection) = &state.connection {
+            connection.close();
+        }
+    }
+
     pub(crate) async fn until(&self, wanted: impl Fn(&State) -> bool) {
         let mut changed = self.changed.subscribe();
         super::soon("the metadata server sees what is waited for", async {
@@ -161,6 +177,7 @@ impl Metadata {
         if request.session != state.session {
             return responder.fail(Status::NO_SESSION, "another session");
         }
+        state.replays += u64::from(request.replay);
         let mut reply = Reply {
             inode: Some(state.inode.clone()),
             batch: if state.early && request.number > 0 && !request.safe {
@@ -254,8 +271,8 @@ impl State {
             session: self.session,
             lease_ms: 15_000,
             resumed: known,
-            reclaim: false,
-            epoch: 1,
+            reclaim: self.takes_over,
+            epoch: self.epoch,
             root: 1,
         }
     }
@@ -271,6 +288,13 @@ impl Handler for Front {
                 let open: SessionOpen = incoming.decode().unwrap();
                 let opened = self.0.state.lock().open(&open, connection);
                 responder.ok(&opened);
+                if opened.reclaim {
+                    let safe = Safe {
+                        batch: 1000,
+                        epoch: opened.epoch,
+                    };
+                    connection.push(Kind::SAFE, &safe).unwrap();
+                }
             }
             Kind::META_REQUEST => self.0.request(incoming.decode().unwrap(), responder),
             _ => responder.ok(&Empty {}),

@@ -31,6 +31,7 @@ pub(crate) struct Rare {
     pub(crate) quota_bytes: u64,
     pub(crate) quota_inodes: u64,
     pub(crate) pending_trim: Option<u64>,
+    pub(crate) pending_seal: bool,
     pub(crate) symlink: Bytes,
     pub(crate) xattrs: Vec<Xattr>,
 }
@@ -42,6 +43,7 @@ static NONE: Rare = Rare {
     quota_bytes: 0,
     quota_inodes: 0,
     pending_trim: None,
+    pending_seal: false,
     symlink: Bytes::new(),
     xattrs: Vec::new(),
 };
@@ -61,6 +63,18 @@ impl Node {
             return;
         }
         self.rare_mut().pending_trim = cut;
+        self.tidy_rare();
+    }
+
+    /// Notes that the file is to be sealed, or that it need not be.
+    pub(crate) fn set_pending_seal(&mut self, pending: bool) {
+        if pending || self.rare.is_some() {
+            self.rare_mut().pending_seal = pending;
+            self.tidy_rare();
+        }
+    }
+
+    fn tidy_rare(&mut self) {
         if self.rare.as_deref() == Some(&NONE) {
             self.rare = None;
         }
@@ -90,6 +104,7 @@ impl Node {
             quota_bytes: rare.quota_bytes,
             quota_inodes: rare.quota_inodes,
             pending_trim: rare.pending_trim,
+            pending_seal: rare.pending_seal,
             data_version: self.data_version,
         }
     }
@@ -108,6 +123,7 @@ impl From<Inode> for Node {
             quota_bytes: inode.quota_bytes,
             quota_inodes: inode.quota_inodes,
             pending_trim: inode.pending_trim,
+            pending_seal: inode.pending_seal,
             // Of their own: what was decoded holds on to all of the message it was in.
             symlink: own(&inode.symlink),
             xattrs: xattrs.collect(),
@@ -177,6 +193,7 @@ mod tests {
             quota_bytes: 18,
             quota_inodes: 19,
             pending_trim: Some(0),
+            pending_seal: true,
             ..plain
         };
         assert_eq!(Node::from(full.clone()).stored(), full);

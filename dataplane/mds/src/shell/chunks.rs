@@ -147,6 +147,7 @@ async fn seal_once<S: MetaStore>(
         epoch: epoch.0,
         chunks: vec![chunk.chunk.0],
         lease: chunk.lease.0,
+        ..Close::default()
     };
     for member in &members {
         match shared

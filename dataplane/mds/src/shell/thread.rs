@@ -267,7 +267,11 @@ impl<S: MetaStore> Runner<S> {
             Effect::Safe(session, batch) => {
                 if let Some(connection) = self.sessions.connection(session) {
                     // A client that is gone learns it when it resumes.
-                    let _ = connection.push(Kind::SAFE, &Safe { batch: batch.0 });
+                    let safe = Safe {
+                        batch: batch.0,
+                        epoch: self.shared.epoch.0,
+                    };
+                    let _ = connection.push(Kind::SAFE, &safe);
                 }
             }
             Effect::Trim(ino, chunk) => {

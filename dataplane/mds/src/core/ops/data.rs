@@ -212,7 +212,7 @@ impl Core {
         self.apply_report(attempt, op);
         let held = self.held_exclusive(attempt.session, ino, op.lease).is_ok();
         if held && op.release && !op.torn.is_empty() {
-            self.release_torn(ino, &op.torn);
+            self.release_torn(attempt, ino, &op.torn);
         } else if held && (op.release || op.downgrade) {
             self.release_exclusive(attempt.session, ino, op.downgrade);
         }
@@ -221,7 +221,12 @@ impl Core {
 
     /// An exclusive lease ends although its holder's last writes did not reach all members: they
     /// agree again before anybody gets a lease.
-    fn release_torn(&mut self, ino: InodeId, torn: &[ChunkRef]) {
+    fn release_torn(&mut self, attempt: &mut Attempt, ino: InodeId, torn: &[ChunkRef]) {
+        if let Some(slot) = self.cache.inodes.get_mut(&ino) {
+            // A successor has to know.
+            slot.inode.set_pending_seal(true);
+            self.touch(attempt, Object::Inode(ino));
+        }
         let leases = self.leases.of_mut(ino);
         let Data::Exclusive(held) = &mut leases.data else {
             return;

@@ -9,8 +9,8 @@ use super::create::length_in_chunk;
 use super::{Outcome, seal_of};
 use crate::core::batch::Object;
 use crate::core::event::{Answer, Counter, Effect, SealChunk, Token};
-use crate::core::lease::Data;
-use crate::core::run::{Attempt, Blocker, Core, Stop};
+use crate::core::lease::{Data, Leases};
+use crate::core::run::{Attempt, Blocker, Core, Stop, Work};
 use crate::core::session::EndStep;
 
 impl Core {
@@ -98,15 +98,29 @@ impl Core {
 
     fn end_seal(&mut self, ino: InodeId) {
         self.leases.of_mut(ino).sealing = false;
+        if let Some(slot) = self.cache.inodes.get_mut(&ino)
+            && slot.inode.rare().pending_seal
+        {
+            slot.inode.set_pending_seal(false);
+            let mut attempt = Attempt::of_session(SessionId(0));
+            self.touch(&mut attempt, Object::Inode(ino));
+        }
         self.end_sessions(Some(EndStep::Seal(ino)));
         self.leases.prune(ino);
         self.wake(&Blocker::Inode(ino));
     }
 
-    /// Makes sure that no cut of the file is under way or was left by a predecessor: it is finished
-    /// before anybody reads or extends the file.
+    /// Makes sure that no cut or seal of the file is under way or was left by a predecessor: it is
+    /// finished before anybody reads or extends the file.
     pub(crate) fn need_trimmed(&mut self, ino: InodeId) -> Result<(), Stop> {
-        if self.leases.of(ino).is_some_and(|leases| leases.trimming) {
+        let under_way = |leases: &Leases| leases.trimming || leases.sealing;
+        if self.leases.of(ino).is_some_and(under_way) {
+            return Err(Stop::Block(Blocker::Inode(ino)));
+        }
+        if self.cache.inodes[&ino].inode.rare().pending_seal {
+            self.leases.of_mut(ino).sealing = true;
+            let chunks = Vec::new();
+            self.spawn(Work::Seal { ino, chunks });
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
         let Some(at) = self.cache.inodes[&ino].inode.rare().pending_trim else {

@@ -259,6 +259,40 @@ fn a_torn_chunk_is_sealed_when_its_writer_gives_the_lease_back() {
     assert_eq!(freed(&world), 0);
 }
 
+/// The rank dies before the members agree: its successor has them do so first.
+#[test]
+fn a_torn_chunk_is_sealed_by_a_successor() {
+    let mut world = World::new();
+    let a = world.session("a");
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    world.hold_data = true;
+    let torn = WriteReport {
+        release: true,
+        torn: vec![chunk],
+        ..report(ino, lease, 3000, vec![chunk])
+    };
+    world.ask(a, Op::WriteReport(torn)).unwrap();
+    world.settle();
+    world.data_effects.clear();
+    world.crash();
+    assert!(world.resume(a));
+    world.reclaim(a, vec![], vec![], true);
+    let b = world.session("b");
+    let read = world.send(b, acquire(ino, false));
+    world.settle();
+    assert_eq!(world.take(read), None);
+    let Some(Effect::Seal(_, seals)) = world.data_effects.front() else {
+        panic!("no seal")
+    };
+    assert_eq!((seals.len(), seals[0].chunk.0), (1, chunk.chunk));
+    let event = world.data_next().unwrap();
+    world.event(event);
+    world.settle();
+    assert_eq!(world.result(read).unwrap().chunks[0].chunk, chunk.chunk);
+    // Once: the next reader waits for nothing.
+    world.ask(b, acquire(ino, true)).unwrap();
+}
+
 /// A writer reports and gives its lease back before it acknowledges the recall.
 #[test]
 fn a_recalled_lease_may_be_given_back_by_a_report() {
