@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use hither_e2e::{Cluster, eventually, pattern, run};
+use hither_e2e::{Cluster, eventually, pattern, run, try_hither};
 use rustix::process::{Pid, Signal};
 
 /// A mount whose process the test can signal and wait for.
@@ -147,4 +147,46 @@ fn a_mount_in_use_is_detached() {
     assert!(!is_mounted(&mount.at));
     assert_eq!(fs::read_dir(&mount.at).unwrap().count(), 0);
     drop(held);
+}
+
+/// What was mounted at the directory before is there again, and nothing else is taken away.
+#[test]
+fn unmounting_leaves_what_is_mounted_underneath() {
+    let cluster = Cluster::up("a", 1, &[]);
+    let at = cluster.dir().join("m");
+    fs::create_dir_all(&at).unwrap();
+    run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&at));
+    fs::write(at.join("beneath"), b"x").unwrap();
+    for by_signal in [false, true] {
+        let mut mount = Foreground::start(&cluster, "m", &[]);
+        assert!(!at.join("beneath").exists());
+        if by_signal {
+            mount.signal(Signal::TERM);
+        } else {
+            run(Command::new("umount").arg(&at));
+        }
+        assert!(mount.ends(Duration::from_secs(20)).success());
+        assert_eq!(fs::read(at.join("beneath")).unwrap(), b"x");
+        // Nothing is left to be taken away by the test itself.
+        std::mem::forget(mount);
+    }
+    run(Command::new("umount").arg(&at));
+}
+
+#[test]
+fn a_file_is_nothing_to_mount() {
+    let cluster = Cluster::up("a", 1, &[]);
+    let mut mount = Foreground::start(&cluster, "m", &[]);
+    write_unsynced(&mount.at, 1);
+    let at = cluster.dir().join("other");
+    fs::create_dir_all(&at).unwrap();
+    let source = format!("{}:/f0", cluster.address);
+    let refused = try_hither(&["mount", &source, &at.display().to_string()]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("no directory"),
+        "{said}"
+    );
+    mount.signal(Signal::TERM);
+    assert!(mount.ends(Duration::from_secs(20)).success());
 }

@@ -1,5 +1,7 @@
 //! Tables for people, JSON for programs.
 
+use std::io::Write as _;
+
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
@@ -17,9 +19,9 @@ impl Output {
         table: impl FnOnce(&T) -> String,
     ) -> anyhow::Result<()> {
         if self.json {
-            println!("{}", serde_json::to_string_pretty(value)?);
+            say(&serde_json::to_string_pretty(value)?);
         } else {
-            println!("{}", table(value));
+            say(&table(value));
         }
         Ok(())
     }
@@ -27,10 +29,20 @@ impl Output {
     /// Prints that something was done.
     pub(crate) fn done(self, text: &str) {
         if self.json {
-            println!("{{\"done\": true}}");
+            say("{\"done\": true}");
         } else {
-            println!("{text}");
+            say(text);
         }
+    }
+}
+
+/// A line on the standard output. Who reads it may have heard enough: that is no failure.
+fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush())
+        && error.kind() == std::io::ErrorKind::BrokenPipe
+    {
+        std::process::exit(0);
     }
 }
 

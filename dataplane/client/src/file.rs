@@ -113,6 +113,9 @@ pub(crate) struct File {
     pub(crate) flushing: tokio::sync::Mutex<()>,
     /// One at a time makes data stable: who waits for it finds everything of the other stable too.
     pub(crate) syncing: tokio::sync::Mutex<()>,
+    /// One report at a time is made and answered: one that gives the lease back must not overtake
+    /// another that is made under it.
+    pub(crate) reporting: tokio::sync::Mutex<()>,
     pub(crate) handles: Mutex<Handles>,
 }
 
@@ -173,6 +176,7 @@ impl File {
             acquiring: Arc::default(),
             flushing: tokio::sync::Mutex::new(()),
             syncing: tokio::sync::Mutex::new(()),
+            reporting: tokio::sync::Mutex::new(()),
             handles: Mutex::default(),
         })
     }

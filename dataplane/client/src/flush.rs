@@ -304,7 +304,7 @@ impl Inner {
     }
 
     /// Waits until the map shows a newer epoch of the group.
-    async fn group_moved(&self, group: GroupId, epoch: Epoch) {
+    pub(crate) async fn group_moved(&self, group: GroupId, epoch: Epoch) {
         let mut map = self.link.watch();
         let newer = map.wait_for(|map| map.epoch(group).is_some_and(|now| now > epoch));
         if newer.await.is_err() {

@@ -94,9 +94,7 @@ impl Inner {
 
     /// Asks how much the quota leaves by now; the exclusive lease stays.
     pub(crate) async fn ask_for_room(&self, file: &File) -> Result<(), FsError> {
-        if let Some(report) = file.report(self.cache.hint(file.ino)) {
-            self.send_report(file, report, false).await?;
-        }
+        self.report(file, false).await?;
         let tenure = file.data.lock().tenure;
         let op = Acquire {
             ino: file.ino.0,

@@ -725,9 +725,7 @@ impl Inner {
             Err(error) if error.errno == Errno::ETIMEDOUT => return Err(error),
             _ => {}
         }
-        if let Some(report) = file.report(self.cache.hint(file.ino)) {
-            self.send_report(file, report, false).await?;
-        }
+        self.report(file, false).await?;
         Ok(match file.lease() {
             Lease::Exclusive(lease) => lease.0,
             Lease::None | Lease::Shared => 0,

@@ -33,9 +33,18 @@ impl Inner {
     /// Data stable, then size and times reported, then those in the store.
     pub(crate) async fn make_safe(&self, file: &File) -> Result<(), FsError> {
         self.flush_stable(file).await?;
+        if self.report(file, true).await? {
+            return Ok(());
+        }
+        self.session_for(file.ino).barrier().await
+    }
+
+    /// Tells the metadata server what it has not heard of; false: nothing.
+    pub(crate) async fn report(&self, file: &File, safe: bool) -> Result<bool, FsError> {
+        let _one = file.reporting.lock().await;
         match file.report(self.cache.hint(file.ino)) {
-            Some(report) => self.send_report(file, report, true).await,
-            None => self.session_for(file.ino).barrier().await,
+            Some(report) => self.send_report(file, report, safe).await.map(|()| true),
+            None => Ok(false),
         }
     }
 
@@ -158,11 +167,16 @@ impl Inner {
                 chunks: vec![chunk.chunk],
                 rest: hops(rest),
             };
-            let sent = self
-                .servers
-                .pool
-                .call(&head.address, Kind::CHUNK_FLUSH, &flush, &[], FLUSH_TIMEOUT)
-                .await;
+            let pool = &self.servers.pool;
+            let call = pool.call(&head.address, Kind::CHUNK_FLUSH, &flush, &[], FLUSH_TIMEOUT);
+            let sent = tokio::select! {
+                sent = call => sent,
+                // A member was taken out of the group: nobody answers for it any more.
+                () = self.group_moved(group, epoch) => {
+                    self.overcome(Trouble::Stale, chunk, epoch, deadline).await?;
+                    continue;
+                }
+            };
             match sent {
                 Ok(reply) => {
                     let applied: Applied = reply.decode()?;
@@ -181,7 +195,7 @@ impl Inner {
         }
     }
 
-    pub(crate) async fn send_report(
+    async fn send_report(
         &self,
         file: &File,
         report: WriteReport,
@@ -231,9 +245,7 @@ impl Inner {
             if let Err(error) = inner.flush_dirty(&file, false).await {
                 tracing::debug!(ino = %file.ino, %error, "kept for the next fsync");
             }
-            if let Some(report) = file.report(inner.cache.hint(file.ino))
-                && let Err(error) = inner.send_report(&file, report, false).await
-            {
+            if let Err(error) = inner.report(&file, false).await {
                 tracing::warn!(ino = %file.ino, %error, "size and times are reported later");
             }
         });
@@ -246,6 +258,7 @@ impl Inner {
     /// The metadata server did not take the report: the lease and everything under it is kept.
     pub(crate) async fn give_back(&self, file: &File, to: Lease) -> Result<(), FsError> {
         let flushed = self.flush_stable(file).await;
+        let _one = file.reporting.lock().await;
         let mut to = to;
         let report = {
             let mut data = file.data.lock();

@@ -62,10 +62,7 @@ impl Inner {
             (dirty, unsynced, data.ticks_unreported >= REPORT_TICKS)
         };
         // Should this mount die, its files end where the last report says.
-        if report
-            && let Some(report) = file.report(self.cache.hint(file.ino))
-            && let Err(error) = self.send_report(file, report, false).await
-        {
+        if report && let Err(error) = self.report(file, false).await {
             tracing::debug!(ino = %file.ino, %error, "size and times are reported later");
         }
         if dirty && let Err(error) = self.flush_dirty(file, false).await {

@@ -279,3 +279,52 @@ async fn what_a_successor_calls_safe_is_its_own() {
     cluster.metadata.until(|state| state.replays > 0).await;
     soon("fsync", cluster.client.fsync(&open)).await.unwrap();
 }
+
+/// Another mount takes the file between two fsyncs that go on at the same time: no report comes
+/// after the one that gave the lease back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_recall_during_fsync_is_no_error() {
+    let cluster = Cluster::start(1).await;
+    let open = cluster.open().await;
+    for round in 0..300u64 {
+        let frame = vec![1; 2000];
+        let write = cluster.client.write(&open, round * 2000, frame.into());
+        soon("the write", write).await.unwrap();
+        let sync = || {
+            let (client, open) = (cluster.client.clone(), Arc::clone(&open));
+            tokio::spawn(async move { client.fsync(&open).await })
+        };
+        let (first, second) = (sync(), sync());
+        let recall = cluster.metadata.recall();
+        soon("the recall", recall).await.unwrap();
+        soon("fsync", first).await.unwrap().unwrap();
+        soon("fsync", second).await.unwrap().unwrap();
+    }
+    assert_eq!(cluster.metadata.get(|state| state.late_reports), 0);
+}
+
+/// The answer to an fsync waits for the store; a recall comes meanwhile, and is answered after it.
+#[tokio::test]
+async fn a_lease_is_given_back_after_the_reports_made_under_it() {
+    let cluster = Cluster::start(1).await;
+    let open = cluster.open().await;
+    cluster.write_applied(&open, 0, 1).await;
+    cluster.metadata.set(|state| state.hold_safe = true);
+    let sync = {
+        let (client, open) = (cluster.client.clone(), Arc::clone(&open));
+        tokio::spawn(async move { client.fsync(&open).await })
+    };
+    cluster
+        .metadata
+        .until(|state| state.reports.len() == 1)
+        .await;
+    let metadata = Arc::clone(&cluster.metadata);
+    let recall = tokio::spawn(async move { metadata.recall().await });
+    cluster.metadata.release();
+    soon("fsync", sync).await.unwrap().unwrap();
+    soon("the recall", recall).await.unwrap().unwrap();
+    let released = cluster
+        .metadata
+        .get(|state| state.reports.last().unwrap().release);
+    assert!(released);
+}

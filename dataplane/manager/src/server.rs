@@ -334,7 +334,15 @@ impl<S: MetaStore> Task<S> {
     async fn serve(&mut self, incoming: &Incoming, responder: Responder) -> Result<(), NetError> {
         match incoming.header.kind {
             Kind::HEARTBEAT => {
-                let reply = self.heartbeat(&incoming.decode()?).await;
+                let beat: Heartbeat = incoming.decode()?;
+                let described = beat.description.as_ref();
+                if described.is_none_or(|server| server.addresses.is_empty() || server.boot_id == 0)
+                {
+                    let text = "a chunkserver says its address and its run";
+                    responder.fail(Status::BAD_REQUEST, text);
+                    return Ok(());
+                }
+                let reply = self.heartbeat(&beat).await;
                 responder.ok(&reply);
             }
             Kind::MAP_FETCH => self

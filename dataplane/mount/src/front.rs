@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -19,6 +20,8 @@ use hither_proto::meta::Caller;
 use hither_proto::status::Errno;
 use hither_proto::stored::Inode;
 
+use tokio::sync::watch;
+
 use crate::transport::{
     Answer, DirEntry, Entry, FuseServer, Lock, Op, Opened, ReplyHandle, Request,
 };
@@ -29,14 +32,24 @@ pub(crate) struct Front<S> {
     /// Inode of the mounted directory: the kernel always calls it 1.
     root: InodeId,
     read_ahead_bytes: u32,
+    end: Arc<End>,
+}
+
+/// The end of the kernel's connection.
+#[derive(Debug)]
+pub(crate) struct End {
+    /// The session serves: from now on its end is the mount's.
+    pub(crate) serving: AtomicBool,
+    pub(crate) tell: watch::Sender<bool>,
 }
 
 impl<S: FuseServer> Front<S> {
-    pub(crate) fn new(server: Arc<S>, root: InodeId, read_ahead_bytes: u32) -> Self {
+    pub(crate) fn new(server: Arc<S>, root: InodeId, read_ahead_bytes: u32, end: Arc<End>) -> Self {
         Self {
             server,
             root,
             read_ahead_bytes,
+            end,
         }
     }
 
@@ -154,6 +167,19 @@ macro_rules! xattr {
 }
 
 impl<S: FuseServer> Filesystem for Front<S> {
+    fn destroy(&mut self) {
+        if !self.end.serving.load(Ordering::Acquire) {
+            return;
+        }
+        self.end.tell.send_replace(true);
+        // What comes next in the transport (fuser 0.18) takes a connection that has ended for one
+        // that stands, and unmounts the directory once more: whatever was mounted there before.
+        // This thread has nothing left to do, and ends with the process.
+        loop {
+            std::thread::park();
+        }
+    }
+
     fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
         // Never the kernel's write-back cache: it would keep its own size and times.
         let wanted = [

@@ -3,16 +3,18 @@
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use fuser::{MountOption, Session, SessionACL, SessionUnmounter};
 use hither_client::{Client, ClientConfig, FsError, StartError};
 use hither_proto::ids::{InodeId, ROOT};
+use hither_proto::status::Errno;
 use rustix::mount::UnmountFlags;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::front::Front;
+use crate::front::{End, Front};
 use crate::notify::Kernel;
 use crate::options::Options;
 use crate::serve::Shared;
@@ -77,7 +79,13 @@ pub async fn mount(
         options.read_only,
         Handle::current(),
     );
-    let front = Front::new(Arc::new(server), root, options.kernel_read_ahead_bytes);
+    let (tell, ended) = watch::channel(false);
+    let end = Arc::new(End {
+        serving: AtomicBool::new(false),
+        tell,
+    });
+    let read_ahead = options.kernel_read_ahead_bytes;
+    let front = Front::new(Arc::new(server), root, read_ahead, Arc::clone(&end));
     let refused = |error| MountError::Kernel {
         directory: directory.display().to_string(),
         error,
@@ -86,14 +94,14 @@ pub async fn mount(
     let device = session.as_fd().try_clone_to_owned().map_err(refused)?;
     kernel.attach(session.notifier(), device, root);
     let unmounter = session.unmount_callable();
-    let (end, ended) = watch::channel(false);
     std::thread::Builder::new()
         .name("fuse".into())
         .spawn(move || {
+            end.serving.store(true, Ordering::Release);
             if let Err(error) = session.run() {
                 tracing::warn!(%error, "the kernel's connection ended");
             }
-            end.send_replace(true);
+            end.tell.send_replace(true);
         })
         .map_err(refused)?;
     Ok(Mounted {
@@ -187,6 +195,12 @@ async fn find_root(client: &Client, subdirectory: &str) -> Result<InodeId, Mount
             path: subdirectory.to_owned(),
             error,
         })?;
+        if found.attributes.inode.mode & TYPE_MASK != DIRECTORY {
+            return Err(MountError::Subdirectory {
+                path: subdirectory.to_owned(),
+                error: FsError::new(Errno::ENOTDIR, "it is no directory"),
+            });
+        }
         at = InodeId(found.attributes.inode.ino);
     }
     Ok(at)
@@ -215,3 +229,7 @@ fn fuse_config(options: &Options) -> fuser::Config {
     config.clone_fd = true;
     config
 }
+
+/// File type bits of a mode, and those of a directory.
+const TYPE_MASK: u32 = 0o170_000;
+const DIRECTORY: u32 = 0o040_000;

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use hither_chunkserver::{ChunkServer, ChunkServerConfig};
 
-use super::{Signals, addresses, ending, read_config};
+use super::{Signals, addresses, ending, read_config, told_address};
 use crate::args;
 
 /// Runs until SIGTERM, or until it has to stop by itself.
@@ -29,6 +29,7 @@ pub(crate) async fn run(args: args::Chunkserver) -> anyhow::Result<()> {
     if config.managers.is_empty() {
         bail!("where is the manager? give --managers HOST:PORT");
     }
+    told_address(&config.listen, &config.advertise)?;
     let server = ChunkServer::start(config).await?;
     // Who reads that it is ready may end it: as asked, and not where it stands.
     let mut signals = Signals::listen()?;

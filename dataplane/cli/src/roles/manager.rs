@@ -13,7 +13,7 @@ use hither_net::Identity;
 use hither_proto::ids::{MapVersion, RankId};
 use serde::Deserialize;
 
-use super::{Signals, ending, read_config};
+use super::{Signals, ending, read_config, told_address};
 use crate::args;
 
 /// Configuration of a manager.
@@ -75,6 +75,7 @@ pub(crate) async fn run(args: args::Manager) -> anyhow::Result<()> {
     config.mds_listen = args.mds_listen.unwrap_or(config.mds_listen);
     config.ranks = args.ranks.unwrap_or(config.ranks);
     config.default_class = args.default_class.unwrap_or(config.default_class);
+    told_address(&config.listen, &config.advertise)?;
     if config.ranks > 1 {
         bail!("one metadata rank for now: several active ranks come later");
     }

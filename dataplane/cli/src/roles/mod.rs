@@ -71,6 +71,24 @@ pub(crate) async fn ending<T>(end: impl Future<Output = T>, asked: bool) -> anyh
     }
 }
 
+/// Refuses to tell others an address at which nobody can be reached.
+pub(crate) fn told_address(listen: &str, advertise: &str) -> anyhow::Result<()> {
+    let told = if advertise.is_empty() {
+        listen
+    } else {
+        advertise
+    };
+    let host = told.rsplit_once(':').map_or(told, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let anywhere = host
+        .parse::<std::net::IpAddr>()
+        .is_ok_and(|address| address.is_unspecified());
+    if anywhere {
+        bail!("{told} is no address others could use: give --advertise HOST:PORT");
+    }
+    Ok(())
+}
+
 /// Addresses separated by commas.
 pub(crate) fn addresses(text: &str) -> Vec<String> {
     text.split(',')
@@ -78,4 +96,18 @@ pub(crate) fn addresses(text: &str) -> Vec<String> {
         .filter(|a| !a.is_empty())
         .map(str::to_owned)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_told_a_wildcard() {
+        assert!(told_address("127.0.0.1:1", "").is_ok());
+        assert!(told_address("0.0.0.0:1", "cs-0.example:1").is_ok());
+        assert!(told_address("0.0.0.0:1", "").is_err());
+        assert!(told_address("[::]:1", "").is_err());
+        assert!(told_address("10.0.0.1:1", "0.0.0.0:1").is_err());
+    }
 }

@@ -48,6 +48,11 @@ pub(crate) struct State {
     takes_over: bool,
     /// Times somebody waited for the store.
     pub(crate) barriers: u64,
+    /// A report that is to be safe is carried out, and answered by a test.
+    pub(crate) hold_safe: bool,
+    held: Vec<(Responder, Reply)>,
+    /// Reports under a lease that had been given back.
+    pub(crate) late_reports: u64,
     /// The connection breaks instead of an answer to the next report.
     pub(crate) break_at_report: bool,
     recalls: VecDeque<Result<RecallReply, NetError>>,
@@ -150,6 +155,18 @@ impl Metadata {
         }
     }
 
+    /// Everything is in the store: what waited for that is answered.
+    pub(crate) fn release(&self) {
+        let held = {
+            let mut state = self.state.lock();
+            state.hold_safe = false;
+            std::mem::take(&mut state.held)
+        };
+        for (responder, reply) in held {
+            responder.ok(&reply);
+        }
+    }
+
     pub(crate) async fn until(&self, wanted: impl Fn(&State) -> bool) {
         let mut changed = self.changed.subscribe();
         super::soon("the metadata server sees what is waited for", async {
@@ -226,6 +243,11 @@ impl Metadata {
                 }
             }
             Op::WriteReport(report) => {
+                let held = state.exclusive && report.lease == state.lease;
+                if !held && !request.replay {
+                    state.late_reports += 1;
+                    return responder.fail(Status::STALE_LEASE, "held no more");
+                }
                 if std::mem::take(&mut state.break_at_report) {
                     responder.connection().close();
                     return;
@@ -241,6 +263,11 @@ impl Metadata {
                 state.exclusive &= !report.release;
                 state.reports.push(report);
                 reply.inode = Some(state.inode.clone());
+                if request.safe && state.hold_safe {
+                    state.held.push((responder, reply));
+                    drop(state);
+                    return self.changed.send_modify(|n| *n += 1);
+                }
             }
             Op::Barrier(_) => state.barriers += 1,
             _ => {}
