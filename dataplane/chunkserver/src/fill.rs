@@ -253,7 +253,8 @@ impl Fill {
                     && entry.changed_epoch.0 == copy.changed_epoch
                     && !copy.open
                     && entry.open.is_none()
-                    && !entry.is_partial();
+                    && !entry.is_partial()
+                    && !disk.may_be_torn(*chunk, &entry);
                 equal && disk.mark_verified(*chunk, &entry, epoch)
             });
             if !same {

@@ -368,6 +368,17 @@ impl Disk {
         self.core.index.lock().copy_bytes()
     }
 
+    /// Whether a copy has to be compared with another member's after a crash: blocks of it were taken
+    /// as they were, or may yet be.
+    #[must_use]
+    pub fn may_be_torn(&self, chunk: ChunkId, entry: &Entry) -> bool {
+        let unsettled = || {
+            let live = self.core.lives.find(chunk);
+            live.is_some_and(|live| Core::is_unsettled(&live.state.read(), entry))
+        };
+        entry.is_torn() || unsettled()
+    }
+
     /// What is known of a copy.
     #[must_use]
     pub fn entry(&self, chunk: ChunkId) -> Option<Entry> {

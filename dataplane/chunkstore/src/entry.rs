@@ -91,6 +91,9 @@ impl EntryFlags {
     pub const ABSENT: Self = Self(8);
     /// Not every member has applied what was written under the open mark: only a seal ends it.
     pub const IN_DOUBT: Self = Self(16);
+    /// Blocks were given the checksum of what they held after a crash: torn, or damaged meanwhile.
+    /// Another member's copy decides.
+    pub const TORN: Self = Self(32);
 
     /// Whether all of `other` is set.
     #[must_use]
@@ -242,6 +245,12 @@ impl Entry {
     #[must_use]
     pub fn is_in_doubt(&self) -> bool {
         self.flags.has(EntryFlags::IN_DOUBT)
+    }
+
+    /// Whether blocks were taken as they were after a crash.
+    #[must_use]
+    pub fn is_torn(&self) -> bool {
+        self.flags.has(EntryFlags::TORN)
     }
 
     /// Whether bytes are still being fetched.

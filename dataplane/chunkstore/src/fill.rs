@@ -95,6 +95,7 @@ impl Core {
                 .flags
                 .set(EntryFlags::PARTIAL, false)
                 .set(EntryFlags::IN_DOUBT, false)
+                .set(EntryFlags::TORN, false)
                 .set(EntryFlags::ABSENT, true);
             state.written = crate::ranges::Ranges::default();
             core.record_state(How::Blocking, chunk, &mut entry)?;
@@ -207,7 +208,8 @@ impl Core {
             entry.flags = entry
                 .flags
                 .set(EntryFlags::PARTIAL, false)
-                .set(EntryFlags::IN_DOUBT, false);
+                .set(EntryFlags::IN_DOUBT, false)
+                .set(EntryFlags::TORN, false);
             state.written = crate::ranges::Ranges::default();
             core.record_state(How::Blocking, chunk, &mut entry)?;
             Ok(())

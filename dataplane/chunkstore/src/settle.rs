@@ -3,7 +3,7 @@
 use hither_log::Lsn;
 
 use crate::core::{Core, How, Stop, count};
-use crate::entry::{Entry, Regions};
+use crate::entry::{Entry, EntryFlags, Regions};
 use crate::error::Error;
 use crate::geometry::{BLOCK, bytes_of};
 use crate::holds::Reason;
@@ -34,6 +34,8 @@ impl Core {
             let torn = settled.map_err(|error| self.io("settle a copy", &error))?;
             if torn > 0 {
                 tracing::info!(chunk = %live.chunk, torn, "blocks were torn by a crash");
+                // Damage looks the same: it is found by comparing with another member.
+                *entry = entry.with_flag(EntryFlags::TORN, true);
             }
             count(&self.counts.torn_blocks, torn);
             file.sync()

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use hither_chunkstore::{Disk, Medium, Store};
 use hither_log::crash::CrashDisk;
 use hither_log::{DirEntry, LogDir, LogFile};
-use hither_proto::ids::DiskIndex;
+use hither_proto::ids::{ChunkId, DiskIndex};
 use parking_lot::Mutex;
 
 use support::{cluster, content, medium, options, pattern, same, synced, write};
@@ -202,5 +202,33 @@ fn a_block_that_is_hit_while_it_moves_keeps_both() {
         let found = content(&disk, 1).unwrap();
         same(&found[200..300], &kept);
         same(&found[..100], &pattern(1, 7, 0, 100));
+    }
+}
+
+/// A block of which a part is in the log is taken as it is after a crash. It may have been damaged
+/// as well: only another member can tell, so the copy says that it is to be compared.
+#[test]
+fn damage_under_bytes_in_the_log_is_left_to_another_member_to_find() {
+    for damaged in [false, true] {
+        let memory = CrashDisk::new();
+        let (_store, disk) = support::open(&memory);
+        disk.write_wait(synced(write(1, 1, 0, pattern(1, 1, 0, 8192))))
+            .unwrap();
+        disk.tidy().unwrap();
+        disk.write_wait(synced(write(1, 1, 1000, vec![7; 100])))
+            .unwrap();
+        let memory = memory.process_death();
+        if damaged {
+            let path = "chunks/01/0000000000000001";
+            memory
+                .damage(path, |bytes| bytes[(128 << 10) + 3000] ^= 1)
+                .unwrap();
+        }
+        let (_store, disk) = support::open(&memory);
+        let entry = disk.entry(ChunkId(1)).unwrap();
+        assert!(disk.may_be_torn(ChunkId(1), &entry), "not looked at yet");
+        content(&disk, 1).unwrap();
+        let entry = disk.entry(ChunkId(1)).unwrap();
+        assert_eq!(disk.may_be_torn(ChunkId(1), &entry), damaged);
     }
 }
