@@ -1,13 +1,13 @@
 //! Data leases: asking for them, holding them, and what is asked for under them.
 
-use hither_proto::meta::{Acquire, AllocChunks, ChunkRefs, request::Op};
+use hither_proto::meta::{Acquire, AllocChunks, ChunkRefs, Reply, request::Op};
 use hither_proto::status::Status;
 use tokio::sync::RwLockReadGuard;
 use tokio::time::Instant;
 
 use crate::client::Inner;
 use crate::error::FsError;
-use crate::file::{File, Lease};
+use crate::file::{Data, File, Lease};
 use crate::session::How;
 
 /// Resets [`Data::asking`], whatever becomes of the request.
@@ -140,15 +140,7 @@ impl Inner {
                 .ask(file.ino, Op::ChunkRefs(op), How::default())
                 .await?;
             let mut data = file.data.lock();
-            if data.tenure != tenure {
-                return Err(lease_gone());
-            }
-            for chunk in &reply.chunks {
-                if !data.refs.contains_key(&chunk.index) {
-                    data.learn(chunk);
-                }
-            }
-            data.take_epochs(&reply);
+            data.learn_new(tenure, &reply)?;
             data.refs_known = from.saturating_add(REFS_ASKED);
         }
     }
@@ -188,15 +180,22 @@ impl Inner {
             .ask(file.ino, Op::AllocChunks(op), How::default())
             .await?;
         let mut data = file.data.lock();
-        if data.tenure != tenure {
+        data.learn_new(tenure, &reply)
+    }
+}
+
+impl Data {
+    /// Takes in references that were asked for under a lease; those that are known stay as they are.
+    fn learn_new(&mut self, tenure: u64, reply: &Reply) -> Result<(), FsError> {
+        if self.tenure != tenure {
             return Err(lease_gone());
         }
         for chunk in &reply.chunks {
-            if !data.refs.contains_key(&chunk.index) {
-                data.learn(chunk);
+            if !self.refs.contains_key(&chunk.index) {
+                self.learn(chunk);
             }
         }
-        data.take_epochs(&reply);
+        self.take_epochs(reply);
         Ok(())
     }
 }
