@@ -69,6 +69,18 @@ fn two_mounts_see_each_others_changes_at_once() {
 }
 
 #[test]
+fn the_kernel_reads_ahead_as_far_as_the_option_says() {
+    let mut cluster = Cluster::up("a", 1, &[]);
+    for (options, kib) in [("", 1024), ("kernelReadAhead=3MiB", 3072)] {
+        let at = cluster.mount(&format!("m{kib}"), options);
+        let device = fs::metadata(&at).unwrap().dev();
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let set = fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"));
+        assert_eq!(set.unwrap().trim(), kib.to_string(), "{options:?}");
+    }
+}
+
+#[test]
 fn files_of_all_sizes_come_back_after_the_caches_are_gone() {
     let mut cluster = Cluster::up("a,b", 1, &[]);
     let at = cluster.mount("m", "preflabels=zone=a");

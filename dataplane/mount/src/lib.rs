@@ -9,6 +9,7 @@ mod front;
 mod mount;
 mod notify;
 pub mod options;
+mod readahead;
 mod serve;
 pub mod transport;
 

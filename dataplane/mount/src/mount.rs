@@ -94,6 +94,13 @@ pub async fn mount(
     let device = session.as_fd().try_clone_to_owned().map_err(refused)?;
     kernel.attach(session.notifier(), device, root);
     let unmounter = session.unmount_callable();
+    match crate::readahead::widen(directory, read_ahead) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            tracing::debug!(%error, "the kernel's own read-ahead stays");
+        }
+        Err(error) => tracing::warn!(%error, "set the kernel's read-ahead"),
+        Ok(()) => {}
+    }
     std::thread::Builder::new()
         .name("fuse".into())
         .spawn(move || {

@@ -176,7 +176,7 @@ fn lost(reason: &str) -> NetError {
     NetError::Lost(reason.to_owned())
 }
 
-/// Bytes read ahead.
-const BUFFER_BYTES: usize = 256 << 10;
+/// Bytes read ahead; what of a large payload lies among them is copied once more.
+const BUFFER_BYTES: usize = 64 << 10;
 /// Payloads up to this size share the read buffer.
 const SMALL_PAYLOAD: usize = 32 << 10;
