@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """Proves that the cluster does what the tests on it rely on. One line a check; the first that fails ends it.
 
-On a cluster of somebody's own (KUBECONFIG), HITHER_TEST_IMAGE and HITHER_IMAGE name images that its
-nodes can pull, and the checks that cut a node's link are left out.
+On a cluster that somebody brought along (KUBECONFIG), images come from HITHER_REGISTRY, and the
+check that cuts a node's link is left out.
 """
 
-import os
 import sys
 
-from cluster import images, network, programs
+from cluster import images, network, programs, push
 from cluster.kubectl import Kubectl, given_kubeconfig
 from cluster.layout import State, find
 from cluster.machine import RunningMachine
@@ -24,8 +23,9 @@ class Smoke:
     def __init__(self, kubectl: Kubectl, state: State | None):
         self.kubectl = kubectl
         self.state = state
-        self.busybox = os.environ.get("HITHER_TEST_IMAGE", images.BUSYBOX_IMAGE)
-        self.hither = os.environ.get("HITHER_IMAGE", images.HITHER_IMAGE)
+        registry = push.registry() if state is None else None
+        self.busybox = images.reference(images.BUSYBOX_IMAGE, registry)
+        self.hither = images.reference(images.HITHER_IMAGE, registry)
 
     def run(self) -> int:
         checks = [
@@ -251,7 +251,7 @@ spec:
 def main() -> None:
     state = State.chosen()
     given = given_kubeconfig(state.kubeconfig)
-    kubectl = Kubectl(programs.ensure() / "bin/kubectl", given or state.kubeconfig)
+    kubectl = Kubectl(programs.ensure() / "bin/kubectl", None if given else state.kubeconfig)
     if not given:
         RunningMachine(state, find("control")).required_pid()
     passed = Smoke(kubectl, None if given else state).run()

@@ -27,6 +27,11 @@ POD_PROGRAMS = {
 }
 
 
+def reference(name: str, registry: str | None) -> str:
+    """The name under which a cluster's nodes find an image, given the registry they pull from."""
+    return name if registry is None else f"{registry.rstrip('/')}/{name.rsplit('/', 1)[1]}"
+
+
 def architecture() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 

@@ -8,15 +8,16 @@ from .say import run
 
 
 class Kubectl:
-    """Runs kubectl with one kubeconfig. Waiting is done by `kubectl wait`, which watches."""
+    """Runs kubectl with one kubeconfig; without one, with what the environment says.
 
-    def __init__(self, program: str | Path, kubeconfig: Path):
-        self.program = program
-        self.kubeconfig = kubeconfig
+    Waiting is done by `kubectl wait`, which watches.
+    """
+
+    def __init__(self, program: Path, kubeconfig: Path | None):
+        self.command = [program, *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])]
 
     def __call__(self, *arguments: object, stdin: str | None = None, check: bool = True) -> str:
-        command = (self.program, f"--kubeconfig={self.kubeconfig}", *arguments)
-        return run(*command, stdin=stdin, check=check)
+        return run(*self.command, *arguments, stdin=stdin, check=check)
 
     def json(self, *arguments: object) -> dict:
         return json.loads(self("get", "-o", "json", *arguments))
@@ -33,7 +34,7 @@ class Kubectl:
         return self("get", "--raw=/readyz", "--request-timeout=2s", check=False) == "ok"
 
 
-def given_kubeconfig(own: Path) -> Path | None:
-    """The cluster somebody brings along, unless it is the one started here."""
+def given_kubeconfig(own: Path) -> str | None:
+    """KUBECONFIG when it names a cluster that somebody brought along, not the one made here."""
     given = os.environ.get("KUBECONFIG")
-    return Path(given) if given and Path(given) != own else None
+    return given if given and given != str(own) else None

@@ -118,15 +118,25 @@ class Program:
 
     @property
     def pid(self) -> int | None:
+        return self.look()[0]
+
+    @property
+    def condition(self) -> str:
+        """One word for a person."""
+        pid, state = self.look()
+        return "DOWN" if pid is None else "stopped" if state == "T" else "up"
+
+    def look(self) -> tuple[int | None, str]:
+        """Process id and state letter; no id when the program does not run."""
         if self.host.pid is None:
-            return None
+            return None, ""
         root = self.host.root
         try:
             pid = int((root / f"run/kube/{self.name}.pid").read_text())
             state, comm = stat_of(root / f"proc/{pid}/stat")
         except (OSError, ValueError):
-            return None
-        return pid if state != "Z" and comm == self.name[:15] else None
+            return None, ""
+        return (pid, state) if state not in "ZX" and comm == self.name[:15] else (None, "")
 
     def start(self, *arguments: object, path: str | None = None) -> None:
         say(f"{self.host.machine.name}: starting {self.name}")

@@ -48,7 +48,7 @@ class Image:
 
     def write(self, path: Path) -> str:
         """Writes the archive and returns the digest of the manifest."""
-        layer = layer_of(self.files)
+        layer = tar_of(complete(self.files))
         config = encode(self.config(digest(layer)))
         manifest = encode({
             "schemaVersion": 2,
@@ -74,6 +74,19 @@ class Image:
         partial.rename(path)
         return digest(manifest)
 
+    def unpack(self, root: Path) -> None:
+        """Writes the files below a directory, for an engine that makes an image of it."""
+        for path, entry in sorted(complete(self.files).items()):
+            target = root / path
+            if entry.link:
+                target.symlink_to(entry.link)
+                continue
+            if entry.directory:
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.write_bytes(entry.data)
+            target.chmod(entry.mode)
+
     def config(self, layer_digest: str) -> dict:
         run = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]}
         if self.entrypoint:
@@ -98,14 +111,14 @@ def described(path: Path) -> tuple[str, str]:
     return manifest["annotations"]["io.containerd.image.name"], manifest["digest"]
 
 
-def layer_of(files: dict[str, Entry]) -> bytes:
-    """The layer's tar, with every directory that leads to a file."""
-    complete = dict(files)
+def complete(files: dict[str, Entry]) -> dict[str, Entry]:
+    """The files with every directory that leads to one."""
+    found = dict(files)
     for path in files:
         for parent in Path(path).parents:
             if str(parent) != ".":
-                complete.setdefault(str(parent), Entry(0o755, directory=True))
-    return tar_of(complete)
+                found.setdefault(str(parent), Entry(0o755, directory=True))
+    return found
 
 
 def tar_of(files: dict[str, Entry]) -> bytes:

@@ -79,7 +79,23 @@ def ensure_machine(state: State, machine: Machine, built: Path) -> RunningMachin
         say(f"starting {machine.name}")
         host.start(built / "bin")
         network.connect(host)
+    else:
+        heal(host)
     return host
+
+
+def heal(host: RunningMachine) -> None:
+    """Takes back what a test did to a machine and did not undo."""
+    if network.is_cut(host.machine):
+        say(f"{host.machine.name}: the link was cut")
+        network.restore(host.machine)
+    if any(Program(host, name).condition == "stopped" for name in program_names(host.machine)):
+        say(f"{host.machine.name}: processes were stopped")
+        host.signal_all("CONT")
+
+
+def program_names(machine: Machine) -> tuple[str, ...]:
+    return node.PROGRAMS if machine.is_node else tuple(controlplane.programs())
 
 
 def start_node(state: State, machine: Machine, built: Path, archives: list[Path]) -> RunningMachine:
@@ -111,11 +127,10 @@ def report(state: State) -> list[str]:
     lines = []
     for machine in MACHINES:
         host = RunningMachine(state, machine)
-        names = node.PROGRAMS if machine.is_node else tuple(controlplane.programs())
         if host.pid is None:
             lines.append(f"{machine.name}: down")
             continue
-        states = [f"{name} {'up' if Program(host, name).pid else 'DOWN'}" for name in names]
+        states = [f"{name} {Program(host, name).condition}" for name in program_names(machine)]
         link = "link cut" if network.is_cut(machine) else "link up"
         where = f"zone {machine.zone}, " if machine.is_node else ""
         lines.append(f"{machine.name}: {where}{machine.address}, {link}, {', '.join(states)}")
