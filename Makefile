@@ -18,6 +18,7 @@ check: setup
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p hither -p hither-metastore --all-targets --features etcd -- -D warnings
 	cargo clippy -p hither-e2e --all-targets --features live -- -D warnings
+	python3 -m unittest discover --quiet --start-directory e2e/kube/tests --top-level-directory e2e/kube
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
 test: setup
@@ -38,3 +39,26 @@ PREFIX ?= /usr/local
 install: build
 	install -m 755 "$(CARGO_TARGET_DIR)/release/hither" $(PREFIX)/bin/hither
 	ln -sf $(PREFIX)/bin/hither /sbin/mount.fuse.hither
+
+# The container image, without Docker; see Dockerfile for elsewhere. A program that the image has to
+# have is a package of the same name.
+IMAGE_PROGRAMS := hither
+IMAGES := $(CARGO_TARGET_DIR)/images
+.PHONY: image
+image: setup
+	cargo build --release $(addprefix -p ,$(IMAGE_PROGRAMS)) --features hither/etcd
+	e2e/kube/image.py hither $(IMAGES)/hither.tar --bin "$(CARGO_TARGET_DIR)/release" --require $(IMAGE_PROGRAMS)
+	e2e/kube/image.py busybox $(IMAGES)/busybox.tar
+
+# A real Kubernetes on this machine, in three zones; e2e/kube/README.md says how it is made.
+.PHONY: kube-up kube-down kube-smoke
+kube-up:
+	@e2e/kube/kube up
+
+kube-down:
+	@e2e/kube/kube down
+
+# Proves what the tests on the cluster rely on.
+kube-smoke: kube-up image
+	@e2e/kube/kube load $(IMAGES)/hither.tar $(IMAGES)/busybox.tar
+	@e2e/kube/smoke.py
