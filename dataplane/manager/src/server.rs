@@ -4,6 +4,7 @@ mod admin;
 mod dump;
 mod office;
 mod publish;
+mod uses;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::leader::{self, Leadership};
 use crate::service::Front;
 use crate::state::State;
 use publish::Subscribers;
+use uses::Uses;
 
 /// How a manager is run.
 #[derive(Debug, Clone)]
@@ -96,6 +98,8 @@ pub(crate) enum Message {
     Unreachable(ReportUnreachable),
     /// What a probe found.
     Probed(ReportUnreachable, bool),
+    /// What names a class that is to be removed.
+    ClassUsed(String, Result<Uses, Error>, Responder),
     /// Stop.
     Shutdown(oneshot::Sender<()>),
 }
@@ -149,6 +153,7 @@ impl Manager {
             links: BTreeSet::new(),
             inbox: inbox.downgrade(),
             dumps: dump::Dumps::default(),
+            class_scan: Arc::default(),
         };
         tokio::spawn(task.run(messages));
         Ok(Self {
@@ -237,6 +242,8 @@ struct Task<S> {
     identity: Identity,
     inbox: mpsc::WeakSender<Message>,
     dumps: dump::Dumps,
+    /// Held while the store is searched for what names a class: one search at a time.
+    class_scan: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl<S: MetaStore> Task<S> {
@@ -308,6 +315,9 @@ impl<S: MetaStore> Task<S> {
             Message::Rank(beat) => self.rank_beat(beat).await,
             Message::Unreachable(report) => self.probe(report),
             Message::Probed(report, alive) => self.probed(report, alive).await,
+            Message::ClassUsed(name, uses, responder) => {
+                self.class_used(&name, uses, responder).await;
+            }
             Message::Shutdown(_) => {}
         }
     }
