@@ -24,6 +24,7 @@ pub enum Locality {
 
 /// Operations and bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Traffic {
     /// Read requests answered.
     pub reads: u64,
@@ -37,6 +38,7 @@ pub struct Traffic {
 
 /// Counters of one mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct LocalityReport {
     /// Traffic by nearness of the server that served it.
     pub by_locality: BTreeMap<Locality, Traffic>,

@@ -14,6 +14,7 @@ use crate::output::{Output, bytes, percent, table};
 
 /// A chunk as the mount describes it.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Chunk {
     index: u32,
     chunk: u64,
@@ -23,6 +24,7 @@ struct Chunk {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Server {
     server: u64,
     address: String,
@@ -38,6 +40,7 @@ struct Server {
 
 /// Counters as the mount keeps them.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Locality {
     by_locality: BTreeMap<String, Traffic>,
     by_server: BTreeMap<String, Traffic>,
@@ -50,6 +53,7 @@ struct Locality {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Traffic {
     reads: u64,
     read_bytes: u64,
@@ -59,6 +63,14 @@ struct Traffic {
 
 /// `hither where`.
 pub(crate) fn places(path: &Path, output: Output) -> anyhow::Result<()> {
+    if path.is_dir() {
+        let class = attribute(path, "hither.class")?;
+        bail!(
+            "{} is a directory, and only files have chunks; new files in it get storage class \
+             {class} (`hither sclass show {class}`): name a file",
+            path.display()
+        );
+    }
     let mut chunks: Vec<Chunk> = Vec::new();
     loop {
         let text = attribute(path, &format!("hither.where.{}", chunks.len()))?;
@@ -136,6 +148,7 @@ pub(crate) fn locality(mount: &Path, output: Output) -> anyhow::Result<()> {
 
 /// A directory's quota and what it is for.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct QuotaShown {
     path: String,
     /// Limit in bytes, 0 for none.
