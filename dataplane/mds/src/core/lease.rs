@@ -67,8 +67,9 @@ pub(crate) struct Leases {
     pub(crate) open: SmallVec<[SessionId; 1]>,
     /// Recalls under way: nothing new is given meanwhile.
     pub(crate) recalling: u32,
-    /// The last exclusive lease ended uncleanly: chunks are being sealed.
-    pub(crate) sealing: bool,
+    /// Exclusive leases that ended uncleanly and whose chunks are being sealed. More than one when a
+    /// former writer dies as well: nothing is given until all are done.
+    pub(crate) seals: u16,
     /// A trim is under way.
     pub(crate) trimming: bool,
 }
@@ -80,8 +81,18 @@ impl Leases {
             && self.data == Data::None
             && self.open.is_empty()
             && self.recalling == 0
-            && !self.sealing
+            && self.seals == 0
             && !self.trimming
+    }
+
+    /// Whether chunks of the file are being sealed.
+    pub(crate) fn is_sealing(&self) -> bool {
+        self.seals > 0
+    }
+
+    /// A seal is to be carried out; [`Core::end_seal`](crate::core::Core) takes it back.
+    pub(crate) fn begin_seal(&mut self) {
+        self.seals = self.seals.saturating_add(1);
     }
 
     /// Whether the session holds anything that keeps it informed of the inode.
@@ -137,11 +148,12 @@ impl LeaseTable {
         }
     }
 
-    /// Forgets all leases on an inode that is gone; recalls under way still end.
+    /// Forgets all leases on an inode that is gone; recalls and seals under way still end.
     pub(crate) fn clear(&mut self, ino: InodeId) {
         if let Some(leases) = self.by_inode.get_mut(&ino) {
             **leases = Leases {
                 recalling: leases.recalling,
+                seals: leases.seals,
                 ..Leases::default()
             };
         }
@@ -169,7 +181,7 @@ impl LeaseTable {
         }
         let leases = self.of_mut(ino);
         let foreign_writer = matches!(&leases.data, Data::Exclusive(e) if e.session != session);
-        if leases.recalling > 0 || leases.sealing || foreign_writer {
+        if leases.recalling > 0 || leases.is_sealing() || foreign_writer {
             self.prune(ino);
             return false;
         }
@@ -230,7 +242,7 @@ impl LeaseTable {
                 && leases.data == Data::None
                 && leases.open.is_empty()
                 && leases.recalling == 0
-                && !leases.sealing
+                && !leases.is_sealing()
                 && !leases.trimming;
             if plain {
                 wanted.extend(leases.attributes.iter().map(|session| Wanted {

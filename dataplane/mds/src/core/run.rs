@@ -104,6 +104,8 @@ pub(crate) enum Blocker {
     Recovered,
     /// The metadata store failed: after a pause.
     Pause,
+    /// Another rank has authority: until the table of subtrees changes.
+    Authority,
     /// The open batch is full: until the next one is open.
     Room,
     /// No session of before is missing any more.
@@ -356,6 +358,7 @@ impl Core {
         let task = self.spawn_idle(None, work);
         self.ready.push_back(task);
     }
+        self.wake(&Blocker::Authority);
 
     pub(crate) fn spawn_idle(&mut self, token: Option<Token>, work: Work) -> TaskId {
         let id = self.next_task;

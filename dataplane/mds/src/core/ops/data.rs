@@ -99,7 +99,7 @@ impl Core {
         let Some(leases) = self.leases.of(ino) else {
             return self.need_trimmed(ino);
         };
-        if leases.sealing || leases.recalling > 0 {
+        if leases.is_sealing() || leases.recalling > 0 {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
         // A foreign writer gives its lease back first: a trim would number it anew behind its back.
@@ -238,7 +238,7 @@ impl Core {
             }
         }
         leases.data = Data::None;
-        leases.sealing = true;
+        leases.begin_seal();
         self.spawn(Work::Seal { ino, chunks });
     }
 
