@@ -188,18 +188,11 @@ impl Manager {
         let _ = self.inbox.send(Message::Rank(beat)).await;
     }
 
-    /// A function that reports a chunkserver (id, group, epoch) as unreachable.
+    /// A function that takes reports of chunkservers that cannot be reached.
     #[must_use]
-    pub fn unreachable_reporter(&self) -> Box<dyn Fn(u64, u32, u64) + Send + Sync> {
+    pub fn unreachable_reporter(&self) -> Box<dyn Fn(ReportUnreachable) + Send + Sync> {
         let inbox = self.inbox.downgrade();
-        Box::new(move |to, group, epoch| {
-            let report = ReportUnreachable {
-                from: 0,
-                to,
-                group,
-                epoch,
-                links: Vec::new(),
-            };
+        Box::new(move |report| {
             if let Some(inbox) = inbox.upgrade() {
                 // Too busy to take it: whoever failed tries again and reports again.
                 let _ = inbox.try_send(Message::Unreachable(report));
@@ -464,6 +457,9 @@ impl<S: MetaStore> Task<S> {
             let next = decide::server_lost(&self.state, to);
             return self.adopt(next).await;
         }
+        if report.needs_all {
+            return self.go_on_without(&report, now).await;
+        }
         let group = GroupId(report.group);
         self.links
             .retain(|(g, epoch, ..)| *g != group || *epoch == report.epoch);
@@ -486,6 +482,20 @@ impl<S: MetaStore> Task<S> {
             self.liveness.hold_out(group, to, now);
             self.adopt(next).await;
         }
+    }
+
+    /// A metadata server cannot reach a member that is alive: what it has to do on all members would
+    /// never end.
+    async fn go_on_without(&mut self, report: &ReportUnreachable, now: Duration) {
+        let to = ChunkserverId(report.to);
+        let Some((next, groups)) = decide::out_of_reach(&self.state, report) else {
+            return;
+        };
+        tracing::warn!(%to, groups = groups.len(), "a metadata server cannot reach it: its groups go on without it");
+        for group in groups {
+            self.liveness.hold_out(group, to, now);
+        }
+        self.adopt(next).await;
     }
 
     /// Class by name, for requests that name one.

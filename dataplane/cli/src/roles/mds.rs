@@ -224,18 +224,11 @@ mod with_etcd {
         }
     }
 
-    fn reporter(link: &ManagerLink) -> Box<dyn Fn(u64, u32, u64) + Send + Sync> {
+    fn reporter(link: &ManagerLink) -> Box<dyn Fn(ReportUnreachable) + Send + Sync> {
         let link = link.clone();
-        Box::new(move |to, group, epoch| {
+        Box::new(move |report| {
             let link = link.clone();
             tokio::spawn(async move {
-                let report = ReportUnreachable {
-                    from: 0,
-                    to,
-                    group,
-                    epoch,
-                    links: Vec::new(),
-                };
                 if let Err(error) = link.call(Kind::REPORT_UNREACHABLE, &report, BEAT).await {
                     tracing::debug!(%error, "a report was not taken");
                 }
