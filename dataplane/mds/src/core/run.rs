@@ -102,12 +102,12 @@ pub(crate) enum Blocker {
     Recall(u64),
     /// The sessions of before are back or out of time.
     Recovered,
-    /// The metadata store failed: after a pause.
-    Pause,
     /// Another rank has authority: until the table of subtrees changes.
     Authority,
     /// The open batch is full: until the next one is open.
     Room,
+    /// The metadata store failed: after a pause.
+    Pause,
     /// No session of before is missing any more.
     Returned,
     /// The sessions of before have stated what they hold, or are out of time.
@@ -250,7 +250,8 @@ impl Core {
             options,
             now,
             cache: Cache::default(),
-            leases: LeaseTable::default(),
+            leases,
+        let leases = LeaseTable::new(options.session_inodes_max);
             locks: Locks::restored(restored.locks),
             sessions,
             ending: BTreeMap::new(),
@@ -357,8 +358,8 @@ impl Core {
     pub(crate) fn spawn(&mut self, work: Work) {
         let task = self.spawn_idle(None, work);
         self.ready.push_back(task);
-    }
         self.wake(&Blocker::Authority);
+    }
 
     pub(crate) fn spawn_idle(&mut self, token: Option<Token>, work: Work) -> TaskId {
         let id = self.next_task;
@@ -569,10 +570,7 @@ impl Core {
         }
         self.cache = cache;
         let over = self.cache.inodes.len().saturating_sub(max);
-        let more = ROOM_RECALLS_MAX.saturating_sub(self.recalls.len());
-        for wanted in self.leases.for_room(over.min(more)) {
-            self.recall(wanted);
-        }
+        self.recall_for_room(over);
     }
 
     pub(crate) fn tick(&mut self) {
@@ -591,7 +589,5 @@ impl Core {
     }
 }
 
-/// Recalls under way up to which leases are asked back for room.
-const ROOM_RECALLS_MAX: usize = 1024;
 /// Pause before a task of the system tries a failing store again.
 const STORE_PAUSE: Duration = Duration::from_millis(500);

@@ -261,6 +261,7 @@ fn options(config: &RankConfig, epoch: Epoch) -> Options {
         early_answers: config.early_answers,
         batch_delay: BATCH_DELAY,
         cached_inodes_max: config.cached_inodes_max,
+        session_inodes_max: SESSION_INODES_MAX,
     }
 }
 
@@ -277,6 +278,8 @@ impl Drop for RankServer {
     }
 }
 
+/// Inodes a session may have leases on: twice what a mount keeps by default.
+const SESSION_INODES_MAX: usize = 400_000;
 /// Time an open batch waits for company while nobody waits for it.
 const BATCH_DELAY: Duration = Duration::from_millis(5);
 /// Time after a takeover in which only sessions that come back are served.
