@@ -45,7 +45,9 @@ impl Inner {
         let open = file.handles.lock().open > 0;
         let (dirty, unsynced, report) = {
             let mut data = file.data.lock();
-            let dirty = !data.dirty.is_empty() && !data.flusher_runs;
+            // Whoever is at it already is not waited for: other files want to be looked after.
+            let flushing = data.flusher_runs || file.flushing.try_lock().is_err();
+            let dirty = !data.dirty.is_empty() && !flushing;
             let pending = !data.dirty.is_empty() || !data.in_flight.is_empty();
             let unsynced = !data.unsynced.is_empty() && (much || !open && !pending);
             let unreported = !data.unreported.is_empty() || data.unreported_size;

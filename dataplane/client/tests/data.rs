@@ -328,3 +328,36 @@ async fn a_lease_is_given_back_after_the_reports_made_under_it() {
         .get(|state| state.reports.last().unwrap().release);
     assert!(released);
 }
+
+/// A flush that takes long says nothing until it is done: the server took the mount for stuck.
+#[tokio::test]
+async fn progress_is_reported_while_a_lease_is_being_given_back() {
+    let cluster = Cluster::start(1).await;
+    let open = cluster.open().await;
+    cluster.write_applied(&open, 0, 1).await;
+    cluster.chunks.hold(Kind::CHUNK_FLUSH);
+    let metadata = Arc::clone(&cluster.metadata);
+    let recall = tokio::spawn(async move { metadata.recall().await });
+    cluster.chunks.until_held().await;
+    let begun = tokio::time::Instant::now();
+    cluster
+        .metadata
+        .until(|state| !state.reports.is_empty())
+        .await;
+    // The client's tidying looks at it too, but not as soon, and not while it waits for the flush.
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "within a third of the timeout"
+    );
+    let released = |cluster: &Cluster| -> Vec<bool> {
+        cluster.metadata.get(|state| {
+            let releases = state.reports.iter().map(|report| report.release);
+            releases.collect()
+        })
+    };
+    assert_eq!(released(&cluster), [false]);
+    cluster.chunks.release();
+    soon("the recall", recall).await.unwrap().unwrap();
+    assert_eq!(released(&cluster).last(), Some(&true));
+    assert_eq!(cluster.chunks.durable(1), vec![1; FRAME]);
+}
