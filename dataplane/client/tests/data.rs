@@ -361,3 +361,30 @@ async fn progress_is_reported_while_a_lease_is_being_given_back() {
     assert_eq!(released(&cluster).last(), Some(&true));
     assert_eq!(cluster.chunks.durable(1), vec![1; FRAME]);
 }
+
+/// A member says only when the lease is over that its copy may differ: nobody heard it.
+#[tokio::test]
+async fn copies_in_doubt_after_a_lease_are_sealed() {
+    let cluster = Cluster::start(1).await;
+    let open = cluster.open().await;
+    cluster.write_applied(&open, 0, 1).await;
+    let mut first = true;
+    cluster.chunks.refuse(move |kind, _, _| {
+        let refused = kind == Kind::CHUNK_CLOSE && std::mem::take(&mut first);
+        let failure = Failure {
+            chunks: vec![101],
+            ..Failure::default()
+        };
+        refused.then_some((Status::NEEDS_SEAL, failure))
+    });
+    soon("the recall", cluster.metadata.recall()).await.unwrap();
+    cluster
+        .metadata
+        .until(|state| state.reports.iter().any(|report| !report.torn.is_empty()))
+        .await;
+    let (torn, release) = cluster.metadata.get(|state| {
+        let report = state.reports.last().unwrap();
+        (report.torn[0].chunk, report.release)
+    });
+    assert_eq!((torn, release), (101, true));
+}
