@@ -56,6 +56,10 @@ pub struct LocalityReport {
     pub suspicions: u64,
     /// Reads answered from memory (written or read ahead).
     pub memory_read_bytes: u64,
+    /// Reads that waited until another mount had written back and given its lease up.
+    pub write_back_waits: u64,
+    /// How long they waited together, microseconds.
+    pub write_back_wait_us: u64,
 }
 
 /// Counters, shared.

@@ -388,3 +388,17 @@ async fn copies_in_doubt_after_a_lease_are_sealed() {
     });
     assert_eq!((torn, release), (101, true));
 }
+
+#[tokio::test]
+async fn reads_that_waited_for_another_mounts_write_back_are_counted() {
+    let cluster = Cluster::start(1).await;
+    let open = cluster.open().await;
+    cluster.write_applied(&open, 0, 1).await;
+    soon("the recall", cluster.metadata.recall()).await.unwrap();
+    cluster.metadata.set(|state| state.behind_writer = true);
+    let read = cluster.client.read(&open, 0, 100);
+    assert_eq!(soon("the read", read).await.unwrap().len(), 100);
+    let report = cluster.client.locality();
+    assert_eq!(report.write_back_waits, 1);
+    assert!(report.write_back_wait_us > 0);
+}

@@ -50,6 +50,8 @@ struct Locality {
     spills: u64,
     suspicions: u64,
     memory_read_bytes: u64,
+    write_back_waits: u64,
+    write_back_wait_us: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -135,13 +137,16 @@ pub(crate) fn locality(mount: &Path, output: Output) -> anyhow::Result<()> {
             rows,
         );
         format!(
-            "{table}\n\nfailovers {}, hedges {} (won {}), spills {}, suspicions {}, from memory {}",
+            "{table}\n\nfailovers {}, hedges {} (won {}), spills {}, suspicions {}, from memory {}\n\
+             reads that waited for another mount's write-back: {} ({} ms)",
             report.failovers,
             report.hedges,
             report.hedge_wins,
             report.spills,
             report.suspicions,
-            bytes(report.memory_read_bytes)
+            bytes(report.memory_read_bytes),
+            report.write_back_waits,
+            report.write_back_wait_us.div_ceil(1000),
         )
     })
 }
