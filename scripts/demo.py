@@ -100,9 +100,9 @@ class Demo:
         result = {}
         for zone, now in self.localities().items():
             own = other = 0
-            for locality, traffic in now["by_locality"].items():
-                old = before[zone]["by_locality"].get(locality, {}).get("read_bytes", 0)
-                bytes_read = traffic["read_bytes"] - old
+            for locality, traffic in now["byLocality"].items():
+                old = before[zone]["byLocality"].get(locality, {}).get("readBytes", 0)
+                bytes_read = traffic["readBytes"] - old
                 if locality in ("node", "zone"):
                     own += bytes_read
                 else:

@@ -510,7 +510,7 @@ pub fn read_bytes(mount: &Path, localities: &[&str]) -> u64 {
     localities
         .iter()
         .map(|name| {
-            report["by_locality"][*name]["read_bytes"]
+            report["byLocality"][*name]["readBytes"]
                 .as_u64()
                 .unwrap_or(0)
         })

@@ -177,8 +177,8 @@ fn quotas_are_shown_with_what_is_used() {
         serde_json::from_str(&hither(&["--json", "quota", &path])).unwrap();
     assert_eq!(shown["bytes"], 1 << 20);
     assert_eq!(shown["inodes"], 10);
-    assert_eq!(shown["used_bytes"], 300_000);
-    assert_eq!(shown["used_inodes"], 1);
+    assert_eq!(shown["usedBytes"], 300_000);
+    assert_eq!(shown["usedInodes"], 1);
     let refused = try_hither(&["quota", &dir.join("f").display().to_string()]);
     assert!(!refused.status.success());
 }

@@ -71,7 +71,7 @@ fn writes_go_to_the_best_ranked_server_first() {
         write_stable(&at.join(name), &pattern(1, 0, 2_000_000));
         let report = locality(&at);
         let written = |locality: &str| {
-            report["by_locality"][locality]["write_bytes"]
+            report["byLocality"][locality]["writeBytes"]
                 .as_u64()
                 .unwrap_or(0)
         };

@@ -79,10 +79,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                 disk: u32::from(mandate.disk.0),
                 caught_up: true,
             });
-        let disks = inner
-            .probes
-            .describe(&inner.store, inner.config.floor_bytes)
-            .await;
+        let disks = inner.probes.describe(&inner.store).await;
         let description = Description {
             config: &inner.config,
             labels: inner.labels.read().clone(),

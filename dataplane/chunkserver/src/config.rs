@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use hither_chunkstore::StoreOptions;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Settings of a chunkserver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,13 +33,16 @@ pub struct ChunkServerConfig {
     /// Free bytes below which a disk is full: new chunks go elsewhere. Below half of them new chunks
     /// and longer copies are refused, below a quarter holes inside copies stay holes too. Should be
     /// more than four times what the log of the disk may have and `overlay_bytes_max` together. Default 1 GiB.
+    #[serde(deserialize_with = "size")]
     pub floor_bytes: u64,
     /// Bytes of one segment of a disk's log, a multiple of 4096, at least 256 KiB, fixed when the
     /// disk is formatted. Default 32 MiB.
+    #[serde(deserialize_with = "size")]
     pub log_segment_bytes: u64,
     /// Segments the log of a disk may have, at least 3. Default 8.
     pub log_segments_max: u32,
     /// Bytes of small writes that one disk keeps in memory until they are in place. Default 64 MiB.
+    #[serde(deserialize_with = "size")]
     pub overlay_bytes_max: usize,
     /// Threads of one disk for reads and writes, and as many for syncs. Default 4.
     pub disk_threads: usize,
@@ -46,8 +50,10 @@ pub struct ChunkServerConfig {
     pub requests_max: usize,
     /// Bytes of payload that may be under way, of reads too; beyond, the answer is `BUSY`.
     /// Default 256 MiB.
+    #[serde(deserialize_with = "size")]
     pub request_bytes_max: usize,
     /// Bytes a second that this server fetches to fill groups; 0: no limit. Default 0.
+    #[serde(deserialize_with = "size")]
     pub fill_bytes_per_second: u64,
     /// Days in which every copy is read and verified once; 0: never. Default 14.
     pub scrub_days: u32,
@@ -99,5 +105,51 @@ impl ChunkServerConfig {
             jobs_max: self.requests_max,
             ..StoreOptions::default()
         }
+    }
+}
+
+/// A size: a number of bytes, or a text such as `10GiB`.
+fn size<'de, D: Deserializer<'de>, N: TryFrom<u64>>(source: D) -> Result<N, D::Error> {
+    struct Size;
+    impl Visitor<'_> for Size {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a size such as 1073741824 or 1GiB")
+        }
+
+        fn visit_u64<E: Error>(self, bytes: u64) -> Result<u64, E> {
+            Ok(bytes)
+        }
+
+        fn visit_i64<E: Error>(self, bytes: i64) -> Result<u64, E> {
+            u64::try_from(bytes).map_err(|_| E::invalid_value(Unexpected::Signed(bytes), &self))
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
+            hither_proto::size::bytes_of(text)
+                .ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+        }
+    }
+    let bytes = source.deserialize_any(Size)?;
+    N::try_from(bytes).map_err(|_| D::Error::invalid_value(Unexpected::Unsigned(bytes), &Size))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::IntoDeserializer as _;
+    use serde::de::value::{Error, StrDeserializer, U64Deserializer};
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_numbers_or_have_a_unit() {
+        let text: StrDeserializer<'_, Error> = "2Gi".into_deserializer();
+        assert_eq!(size::<_, u64>(text), Ok(2 << 30));
+        let number: U64Deserializer<Error> = 4096u64.into_deserializer();
+        assert_eq!(size::<_, usize>(number), Ok(4096));
+        let wrong: StrDeserializer<'_, Error> = "2Qi".into_deserializer();
+        let error = size::<_, u64>(wrong).unwrap_err().to_string();
+        assert!(error.contains("1GiB"), "{error}");
     }
 }

@@ -43,7 +43,7 @@ impl Known {
 
 impl Probes {
     /// Describes all disks as they are now, or, of those that do not answer soon, as they were.
-    pub(crate) async fn describe(&self, store: &Store, floor_bytes: u64) -> Vec<ShownDisk> {
+    pub(crate) async fn describe(&self, store: &Store) -> Vec<ShownDisk> {
         for disk in store.disks() {
             let asked = disk.clone();
             self.ask(disk.index(), move || asked.space().ok());
@@ -62,7 +62,8 @@ impl Probes {
                 total_bytes: space.map_or(0, |space| space.total_bytes),
                 free_bytes: space.map_or(0, |space| space.free_bytes),
                 failed: disk.failure().is_some() || known.hangs(),
-                full: space.is_none_or(|space| space.free_bytes < floor_bytes),
+                full: space.is_none_or(|space| disk.is_full(&space)),
+                copy_bytes: disk.copy_bytes(),
             }
         });
         let absent = store.states().into_iter().filter_map(|state| {

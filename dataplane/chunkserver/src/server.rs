@@ -374,7 +374,7 @@ async fn register(
         address,
         boot,
         server: store.server(),
-        disks: Probes::default().describe(store, config.floor_bytes).await,
+        disks: Probes::default().describe(store).await,
     };
     let left = deadline.saturating_duration_since(Instant::now());
     let reply: HeartbeatReply = beat::beat(link, description, Vec::new(), 0, left)

@@ -112,12 +112,10 @@ impl Disk {
         self.core.space()
     }
 
-    /// Whether the disk is below its floor and takes no new chunk.
-    ///
-    /// # Errors
-    /// As [`Disk::space`].
-    pub fn is_full(&self) -> Result<bool, Error> {
-        Ok(self.space()?.free_bytes < self.core.options.floor_bytes)
+    /// Whether the disk, with so much room, is below its floor: no new chunk is to be placed there.
+    #[must_use]
+    pub fn is_full(&self, space: &Space) -> bool {
+        space.free_bytes < self.core.options.floor_bytes
     }
 
     /// Runs a job on one of the disk's threads.

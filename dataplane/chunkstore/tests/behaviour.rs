@@ -413,10 +413,13 @@ fn far_below_the_floor_there_are_no_new_copies_but_old_ones_take_writes() {
     disk.write_wait(write(1, 1, 0, vec![1; 10])).unwrap();
     // It says that it is full before it refuses: whoever chooses disks hears of it a little later.
     room.0.store(options().floor_bytes - 1, Ordering::Relaxed);
-    assert!(disk.is_full().unwrap());
+    assert!(disk.is_full(&disk.space().unwrap()));
     disk.write_wait(write(2, 1, 0, vec![1; 10])).unwrap();
     room.0.store(1000, Ordering::Relaxed);
-    assert!(disk.is_full().unwrap(), "asked with every sign of life");
+    assert!(
+        disk.is_full(&disk.space().unwrap()),
+        "asked with every sign of life"
+    );
     assert_eq!(
         disk.write_wait(write(3, 1, 0, vec![1; 10])),
         Err(Error::NoSpace(DiskIndex(0)))

@@ -422,7 +422,7 @@ fn far_below_the_floor_holes_are_not_filled() {
         .unwrap();
     disk.tidy().unwrap();
     full.limit.store(1, Ordering::Relaxed);
-    assert!(disk.is_full().unwrap());
+    assert!(disk.is_full(&disk.space().unwrap()));
     let refused = disk.write_wait(write(1, 1, 8192, vec![5; 4096]));
     assert_eq!(refused, Err(Error::NoSpace(DiskIndex(0))));
     disk.write_wait(synced(write(1, 1, 100, vec![6; 3000])))

@@ -127,10 +127,11 @@ pub(crate) struct PlaygroundDown {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = mount_options())]
+#[command(after_help = mount_options(), allow_missing_positional = true)]
 pub(crate) struct Mount {
-    /// Addresses of managers (host:port, separated by commas), and a directory: ADDR[:/SUBDIR]
-    pub(crate) source: String,
+    /// Addresses of managers (host:port, separated by commas), and a directory: ADDR[:/SUBDIR];
+    /// without ADDR, or without all of it, that of --cluster or HITHER_CLUSTER
+    pub(crate) source: Option<String>,
     /// Where to mount
     pub(crate) directory: PathBuf,
     /// Mount options, separated by commas (see below)
@@ -145,7 +146,7 @@ pub(crate) struct Mount {
     /// Stay mounted on SIGTERM (for supervisors that hand the mount over)
     #[arg(long)]
     pub(crate) stay_mounted: bool,
-    /// Where a mount in the background writes its log
+    /// File to which a mount in the background appends its log
     #[arg(long)]
     pub(crate) log: Option<PathBuf>,
 }
@@ -164,12 +165,16 @@ pub(crate) struct Manager {
     /// Address to listen at
     #[arg(long)]
     pub(crate) listen: Option<String>,
-    /// Address to tell others
-    #[arg(long)]
+    /// Address to tell others: HOST:PORT, or HOST with the port listened at
+    #[arg(long, env = "HITHER_ADVERTISE")]
     pub(crate) advertise: Option<String>,
     /// Address the metadata ranks in this process listen at (embedded store)
     #[arg(long)]
     pub(crate) mds_listen: Option<String>,
+    /// Address of these ranks to tell others: HOST:PORT, or HOST with the port listened at;
+    /// without it, the host of --advertise
+    #[arg(long)]
+    pub(crate) mds_advertise: Option<String>,
     /// Metadata ranks in this process (embedded store)
     #[arg(long)]
     pub(crate) ranks: Option<u16>,
@@ -192,6 +197,9 @@ pub(crate) struct Mds {
     /// Address to listen at
     #[arg(long)]
     pub(crate) listen: Option<String>,
+    /// Address to tell others: HOST:PORT, or HOST with the port listened at
+    #[arg(long, env = "HITHER_ADVERTISE")]
+    pub(crate) advertise: Option<String>,
     /// Addresses of managers, separated by commas
     #[arg(long)]
     pub(crate) managers: Option<String>,
@@ -208,8 +216,8 @@ pub(crate) struct Chunkserver {
     /// Address to listen at
     #[arg(long)]
     pub(crate) listen: Option<String>,
-    /// Address to tell others
-    #[arg(long)]
+    /// Address to tell others: HOST:PORT, or HOST with the port listened at
+    #[arg(long, env = "HITHER_ADVERTISE")]
     pub(crate) advertise: Option<String>,
     /// Addresses of managers, separated by commas
     #[arg(long)]
@@ -336,16 +344,16 @@ pub(crate) struct Quota {
     /// A directory on a mount
     pub(crate) path: PathBuf,
     /// Limit in bytes, such as 10GiB (0: none)
-    #[arg(long, value_parser = quota_bytes)]
+    #[arg(long, value_parser = size)]
     pub(crate) bytes: Option<u64>,
     /// Limit in inodes (0: none)
     #[arg(long)]
     pub(crate) inodes: Option<u64>,
 }
 
-fn quota_bytes(text: &str) -> Result<u64, String> {
-    let bytes = hither_mount::options::size("bytes", text).map_err(|error| error.to_string())?;
-    u64::try_from(bytes).map_err(|error| error.to_string())
+fn size(text: &str) -> Result<u64, String> {
+    hither_proto::size::bytes_of(text)
+        .ok_or_else(|| "write a number of bytes such as 10GiB, 10Gi, 10G or 4096".to_owned())
 }
 
 #[derive(Debug, Subcommand)]
@@ -429,8 +437,8 @@ mod tests {
             panic!("not a mount");
         };
         assert_eq!(
-            (mount.source.as_str(), mount.options.as_str()),
-            ("host:1:/data", "ro,preflabels=A")
+            (mount.source.as_deref(), mount.options.as_str()),
+            (Some("host:1:/data"), "ro,preflabels=A")
         );
     }
 }

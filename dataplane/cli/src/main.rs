@@ -8,7 +8,9 @@ mod output;
 mod playground;
 mod roles;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser as _;
 
@@ -33,13 +35,18 @@ fn run(args: Args) -> anyhow::Result<()> {
     let output = output::Output { json: args.json };
     match args.command {
         // Its parent part must not run threads: it becomes the mount's keeper.
-        Command::Mount(mount) => roles::mount::run(mount, output),
+        Command::Mount(mount) => roles::mount::run(mount, args.cluster.as_deref(), output),
         command => {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(worker_threads())
                 .enable_all()
                 .build()?;
-            runtime.block_on(dispatch(command, args.cluster, output))
+            let done = runtime.block_on(dispatch(command, args.cluster, output));
+            if done.is_err() {
+                // The system may still be looking for a name that nobody knows.
+                runtime.shutdown_timeout(LINGER);
+            }
+            done
         }
     }
 }
@@ -77,5 +84,9 @@ fn start_log() {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
 }
+
+/// Time for what a failed command has left behind.
+const LINGER: Duration = Duration::from_millis(100);

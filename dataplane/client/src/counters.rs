@@ -24,6 +24,7 @@ pub enum Locality {
 
 /// Operations and bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Traffic {
     /// Read requests answered.
     pub reads: u64,
@@ -37,6 +38,7 @@ pub struct Traffic {
 
 /// Counters of one mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct LocalityReport {
     /// Traffic by nearness of the server that served it.
     pub by_locality: BTreeMap<Locality, Traffic>,
@@ -54,6 +56,10 @@ pub struct LocalityReport {
     pub suspicions: u64,
     /// Reads answered from memory (written or read ahead).
     pub memory_read_bytes: u64,
+    /// Reads that waited until another mount had written back and given its lease up.
+    pub write_back_waits: u64,
+    /// How long they waited together, microseconds.
+    pub write_back_wait_us: u64,
 }
 
 /// Counters, shared.

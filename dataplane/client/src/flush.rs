@@ -348,6 +348,7 @@ impl Inner {
                             to: to.0,
                         })
                         .collect(),
+                    ..ReportUnreachable::default()
                 };
                 // Whether the manager heard of it or not, the next order is tried.
                 let _ = self

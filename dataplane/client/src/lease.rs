@@ -75,7 +75,15 @@ impl Inner {
             hint: self.cache.hint(file.ino),
             exclusive,
         };
+        let begun = Instant::now();
         let reply = self.ask(file.ino, Op::Acquire(op), How::default()).await?;
+        if reply.behind_writer && !exclusive {
+            let waited = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+            self.counters.add(|report| {
+                report.write_back_waits += 1;
+                report.write_back_wait_us += waited;
+            });
+        }
         if let Some(inode) = &reply.inode {
             self.cache
                 .put_inode(sent, inode, reply.attributes_leased, None);

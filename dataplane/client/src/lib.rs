@@ -30,6 +30,7 @@ mod flush;
 mod lease;
 mod list;
 mod locks;
+mod marks;
 mod names;
 mod read;
 mod recall;

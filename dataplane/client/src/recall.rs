@@ -6,6 +6,7 @@ use hither_net::Responder;
 use hither_proto::ids::InodeId;
 use hither_proto::meta::{HeldLease, Recall, RecallReply, Reply, Request, request::Op};
 use hither_proto::status::{Errno, Status};
+use tokio::sync::oneshot;
 
 use crate::client::Inner;
 use crate::error::FsError;
@@ -201,8 +202,13 @@ impl Inner {
 
     /// Gives a data lease back. Reads are served under it until the last step, and what they bring
     /// into the kernel's caches is forgotten again; true: some may be there still.
-    async fn give_back_recalled(&self, file: &File, recall: &Recall) -> Result<bool, FsError> {
+    async fn give_back_recalled(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        recall: &Recall,
+    ) -> Result<bool, FsError> {
         file.await_grant(recall.data_lease).await;
+        let _until_done = self.report_progress(file);
         let to = if recall.keep_shared {
             Lease::Shared
         } else {
@@ -232,6 +238,24 @@ impl Inner {
         }
     }
 
+    /// Reports from time to time what has been written meanwhile, until what it gives is dropped: a
+    /// flush may take longer than the server waits for one that shows no progress. Where nothing was
+    /// written there is nothing to report.
+    fn report_progress(self: &Arc<Self>, file: &Arc<File>) -> oneshot::Sender<()> {
+        let (inner, file) = (Arc::clone(self), Arc::clone(file));
+        let (running, mut done) = oneshot::channel();
+        tokio::spawn(async move {
+            let pause = inner.config.timeout / PROGRESS_PART;
+            // A report that was begun is always finished.
+            while tokio::time::timeout(pause, &mut done).await.is_err() {
+                if let Err(error) = inner.report(&file, false).await {
+                    tracing::debug!(ino = %file.ino, %error, "progress is reported later");
+                }
+            }
+        });
+        running
+    }
+
     /// Size and times as they are now. Only what is applied counts as written.
     fn report_only(&self, file: &File) -> Option<hither_proto::meta::WriteReport> {
         let hint = self.cache.hint(file.ino);
@@ -245,3 +269,6 @@ impl Inner {
 
 /// Attempts to find a moment without reads before a lease ends.
 const ROUNDS: u32 = 3;
+/// While a lease is being given back, progress is reported this often within the time an operation
+/// may take: by default every ten seconds, where the server waits for 180.
+const PROGRESS_PART: u32 = 3;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hither_proto::chunk::{Applied, Close, Flush};
-use hither_proto::ids::{BootId, CHUNK_SIZE, ChunkserverId, Epoch, GroupId};
+use hither_proto::chunk::{Applied, Flush};
+use hither_proto::ids::{BootId, CHUNK_SIZE, ChunkserverId, Epoch, GroupId, LeaseId};
 use hither_proto::kind::Kind;
 use hither_proto::meta::{WriteReport, request::Op};
 use hither_proto::status::{Errno, Status};
@@ -284,7 +284,7 @@ impl Inner {
         };
         let lease = report.lease;
         self.send_report(file, report, false).await?;
-        let marked: Vec<(ChunkRef, u64)> = {
+        let marked: Vec<ChunkRef> = {
             let mut data = file.data.lock();
             if data.lease == Lease::None {
                 // Lost while it was being given back.
@@ -292,12 +292,12 @@ impl Inner {
             }
             let clean = |index: &u32| !data.torn.contains(index);
             let chunks = data.marked.iter().copied().filter(clean);
-            let marked = chunks.filter_map(|at| data.refs.get(&at).map(|chunk| (*chunk, lease)));
+            let marked = chunks.filter_map(|at| data.refs.get(&at).copied());
             let marked = marked.collect();
             data.drop_lease(to);
             marked
         };
-        self.close_marks_soon(marked);
+        self.close_marks_soon(file.ino, marked, LeaseId(lease));
         // What was cached under the attributes' lease is from before this mount wrote.
         self.cache.outdate(file.ino);
         Ok(())
@@ -326,45 +326,6 @@ impl Inner {
         data.in_flight = Extents::default();
         data.unsynced.clear();
         self.dirty_less.notify_waiters();
-    }
-
-    /// Tells the members that a lease is over and everything flushed: open marks may go. If it is
-    /// lost, a restart merely compares more.
-    fn close_marks_soon(&self, chunks: Vec<(ChunkRef, u64)>) {
-        if chunks.is_empty() {
-            return;
-        }
-        let (servers, map) = (Arc::clone(&self.servers), self.link.map());
-        tokio::spawn(async move {
-            for (chunk, lease) in chunks {
-                let group = GroupId(chunk.group);
-                let Some(epoch) = map.epoch(group) else {
-                    continue;
-                };
-                let close = Close {
-                    group: group.0,
-                    epoch: epoch.0,
-                    chunks: vec![chunk.chunk],
-                    lease,
-                    ..Close::default()
-                };
-                for member in servers.chain(&map, group) {
-                    let closed = servers
-                        .pool
-                        .call(
-                            &member.address,
-                            Kind::CHUNK_CLOSE,
-                            &close,
-                            &[],
-                            FLUSH_TIMEOUT,
-                        )
-                        .await;
-                    if let Err(error) = closed {
-                        tracing::debug!(id = %member.id, %error, "an open mark stays");
-                    }
-                }
-            }
-        });
     }
 
     /// The lease was lost without us: what was not reported is gone, and the next fsync says so.

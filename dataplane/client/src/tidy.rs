@@ -8,12 +8,8 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use hither_clustermap::ClusterView;
-use hither_net::NetError;
-use hither_proto::chunk::Close;
 use hither_proto::ids::{Epoch, GroupId, LeaseId, RankId};
-use hither_proto::kind::Kind;
 use hither_proto::meta::{GiveBack, UnusedLease, request::Op};
-use hither_proto::status::Status;
 use tokio::sync::{OwnedMutexGuard, OwnedRwLockWriteGuard};
 
 use crate::client::Inner;
@@ -45,7 +41,9 @@ impl Inner {
         let open = file.handles.lock().open > 0;
         let (dirty, unsynced, report) = {
             let mut data = file.data.lock();
-            let dirty = !data.dirty.is_empty() && !data.flusher_runs;
+            // Whoever is at it already is not waited for: other files want to be looked after.
+            let flushing = data.flusher_runs || file.flushing.try_lock().is_err();
+            let dirty = !data.dirty.is_empty() && !flushing;
             let pending = !data.dirty.is_empty() || !data.in_flight.is_empty();
             let unsynced = !data.unsynced.is_empty() && (much || !open && !pending);
             let unreported = !data.unreported.is_empty() || data.unreported_size;
@@ -117,45 +115,21 @@ impl Inner {
         files: &[Arc<File>],
     ) {
         let mut gates: Vec<OwnedRwLockWriteGuard<()>> = Vec::new();
-        let mut close = Close {
-            group: group.0,
-            epoch: epoch.0,
-            ..Close::default()
-        };
+        let mut marks = Vec::new();
         for file in files {
             let Ok(gate) = Arc::clone(&file.gate).try_write_owned() else {
                 continue;
             };
-            for (chunk, lease) in file.data.lock().take_idle_marks(group) {
-                close.chunks.push(chunk);
-                close.leases.push(lease.0);
-            }
+            marks.extend(file.data.lock().take_idle_marks(group));
             gates.push(gate);
         }
-        if close.chunks.is_empty() {
+        if marks.is_empty() {
             return;
         }
-        let members = self.servers.chain(map, group);
-        let closing = members.iter().map(|member| {
-            let (address, pool) = (&member.address, &self.servers.pool);
-            pool.call(address, Kind::CHUNK_CLOSE, &close, &[], CLOSE_TIMEOUT)
-        });
-        for closed in futures::future::join_all(closing).await {
-            match closed {
-                Err(NetError::Refused {
-                    status: Status::NEEDS_SEAL,
-                    failure,
-                }) => {
-                    for file in files {
-                        file.data.lock().note_torn(&failure.chunks);
-                    }
-                }
-                Err(error) => {
-                    // A restart merely compares more.
-                    tracing::debug!(%group, %error, "open marks stay");
-                }
-                Ok(_) => {}
-            }
+        let group = (group, epoch);
+        let in_doubt = self.close_marks(map, group, &marks, CLOSE_TIMEOUT).await;
+        for file in files.iter().filter(|_| !in_doubt.is_empty()) {
+            file.data.lock().note_torn(&in_doubt);
         }
     }
 

@@ -13,6 +13,7 @@ use crate::error::FsError;
 
 /// A server of a chunk as this mount sees it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ServerPlace {
     /// Chunkserver id.
     pub server: u64,
@@ -38,6 +39,7 @@ pub struct ServerPlace {
 
 /// A chunk of a file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ChunkPlace {
     /// Which 64 MiB piece.
     pub index: u32,

@@ -328,3 +328,77 @@ async fn a_lease_is_given_back_after_the_reports_made_under_it() {
         .get(|state| state.reports.last().unwrap().release);
     assert!(released);
 }
+
+/// A flush that takes long says nothing until it is done: the server took the mount for stuck.
+#[tokio::test]
+async fn progress_is_reported_while_a_lease_is_being_given_back() {
+    let cluster = Cluster::start(1).await;
+    let open = cluster.open().await;
+    cluster.write_applied(&open, 0, 1).await;
+    cluster.chunks.hold(Kind::CHUNK_FLUSH);
+    let metadata = Arc::clone(&cluster.metadata);
+    let recall = tokio::spawn(async move { metadata.recall().await });
+    cluster.chunks.until_held().await;
+    let begun = tokio::time::Instant::now();
+    cluster
+        .metadata
+        .until(|state| !state.reports.is_empty())
+        .await;
+    // The client's tidying looks at it too, but not as soon, and not while it waits for the flush.
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "within a third of the timeout"
+    );
+    let released = |cluster: &Cluster| -> Vec<bool> {
+        cluster.metadata.get(|state| {
+            let releases = state.reports.iter().map(|report| report.release);
+            releases.collect()
+        })
+    };
+    assert_eq!(released(&cluster), [false]);
+    cluster.chunks.release();
+    soon("the recall", recall).await.unwrap().unwrap();
+    assert_eq!(released(&cluster).last(), Some(&true));
+    assert_eq!(cluster.chunks.durable(1), vec![1; FRAME]);
+}
+
+/// A member says only when the lease is over that its copy may differ: nobody heard it.
+#[tokio::test]
+async fn copies_in_doubt_after_a_lease_are_sealed() {
+    let cluster = Cluster::start(1).await;
+    let open = cluster.open().await;
+    cluster.write_applied(&open, 0, 1).await;
+    let mut first = true;
+    cluster.chunks.refuse(move |kind, _, _| {
+        let refused = kind == Kind::CHUNK_CLOSE && std::mem::take(&mut first);
+        let failure = Failure {
+            chunks: vec![101],
+            ..Failure::default()
+        };
+        refused.then_some((Status::NEEDS_SEAL, failure))
+    });
+    soon("the recall", cluster.metadata.recall()).await.unwrap();
+    cluster
+        .metadata
+        .until(|state| state.reports.iter().any(|report| !report.torn.is_empty()))
+        .await;
+    let (torn, release) = cluster.metadata.get(|state| {
+        let report = state.reports.last().unwrap();
+        (report.torn[0].chunk, report.release)
+    });
+    assert_eq!((torn, release), (101, true));
+}
+
+#[tokio::test]
+async fn reads_that_waited_for_another_mounts_write_back_are_counted() {
+    let cluster = Cluster::start(1).await;
+    let open = cluster.open().await;
+    cluster.write_applied(&open, 0, 1).await;
+    soon("the recall", cluster.metadata.recall()).await.unwrap();
+    cluster.metadata.set(|state| state.behind_writer = true);
+    let read = cluster.client.read(&open, 0, 100);
+    assert_eq!(soon("the read", read).await.unwrap().len(), 100);
+    let report = cluster.client.locality();
+    assert_eq!(report.write_back_waits, 1);
+    assert!(report.write_back_wait_us > 0);
+}

@@ -4,6 +4,7 @@ mod admin;
 mod dump;
 mod office;
 mod publish;
+mod uses;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::leader::{self, Leadership};
 use crate::service::Front;
 use crate::state::State;
 use publish::Subscribers;
+use uses::Uses;
 
 /// How a manager is run.
 #[derive(Debug, Clone)]
@@ -96,6 +98,8 @@ pub(crate) enum Message {
     Unreachable(ReportUnreachable),
     /// What a probe found.
     Probed(ReportUnreachable, bool),
+    /// What names a class that is to be removed.
+    ClassUsed(String, Result<Uses, Error>, Responder),
     /// Stop.
     Shutdown(oneshot::Sender<()>),
 }
@@ -149,6 +153,7 @@ impl Manager {
             links: BTreeSet::new(),
             inbox: inbox.downgrade(),
             dumps: dump::Dumps::default(),
+            class_scan: Arc::default(),
         };
         tokio::spawn(task.run(messages));
         Ok(Self {
@@ -183,18 +188,11 @@ impl Manager {
         let _ = self.inbox.send(Message::Rank(beat)).await;
     }
 
-    /// A function that reports a chunkserver (id, group, epoch) as unreachable.
+    /// A function that takes reports of chunkservers that cannot be reached.
     #[must_use]
-    pub fn unreachable_reporter(&self) -> Box<dyn Fn(u64, u32, u64) + Send + Sync> {
+    pub fn unreachable_reporter(&self) -> Box<dyn Fn(ReportUnreachable) + Send + Sync> {
         let inbox = self.inbox.downgrade();
-        Box::new(move |to, group, epoch| {
-            let report = ReportUnreachable {
-                from: 0,
-                to,
-                group,
-                epoch,
-                links: Vec::new(),
-            };
+        Box::new(move |report| {
             if let Some(inbox) = inbox.upgrade() {
                 // Too busy to take it: whoever failed tries again and reports again.
                 let _ = inbox.try_send(Message::Unreachable(report));
@@ -237,6 +235,8 @@ struct Task<S> {
     identity: Identity,
     inbox: mpsc::WeakSender<Message>,
     dumps: dump::Dumps,
+    /// Held while the store is searched for what names a class: one search at a time.
+    class_scan: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl<S: MetaStore> Task<S> {
@@ -308,6 +308,9 @@ impl<S: MetaStore> Task<S> {
             Message::Rank(beat) => self.rank_beat(beat).await,
             Message::Unreachable(report) => self.probe(report),
             Message::Probed(report, alive) => self.probed(report, alive).await,
+            Message::ClassUsed(name, uses, responder) => {
+                self.class_used(&name, uses, responder).await;
+            }
             Message::Shutdown(_) => {}
         }
     }
@@ -454,6 +457,9 @@ impl<S: MetaStore> Task<S> {
             let next = decide::server_lost(&self.state, to);
             return self.adopt(next).await;
         }
+        if report.needs_all {
+            return self.go_on_without(&report, now).await;
+        }
         let group = GroupId(report.group);
         self.links
             .retain(|(g, epoch, ..)| *g != group || *epoch == report.epoch);
@@ -476,6 +482,20 @@ impl<S: MetaStore> Task<S> {
             self.liveness.hold_out(group, to, now);
             self.adopt(next).await;
         }
+    }
+
+    /// A metadata server cannot reach a member that is alive: what it has to do on all members would
+    /// never end.
+    async fn go_on_without(&mut self, report: &ReportUnreachable, now: Duration) {
+        let to = ChunkserverId(report.to);
+        let Some((next, groups)) = decide::out_of_reach(&self.state, report) else {
+            return;
+        };
+        tracing::warn!(%to, groups = groups.len(), "a metadata server cannot reach it: its groups go on without it");
+        for group in groups {
+            self.liveness.hold_out(group, to, now);
+        }
+        self.adopt(next).await;
     }
 
     /// Class by name, for requests that name one.

@@ -5,6 +5,7 @@
 //! makes the kernel forget what is recalled, `options` reads what stands after `-o`.
 #![forbid(unsafe_code)]
 
+mod advice;
 mod front;
 mod mount;
 mod notify;

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use fuser::{MountOption, Session, SessionACL, SessionUnmounter};
 use hither_client::{Client, ClientConfig, FsError, StartError};
-use hither_proto::ids::{InodeId, ROOT};
+use hither_proto::ids::{ClassId, InodeId, ROOT};
 use hither_proto::status::Errno;
 use rustix::mount::UnmountFlags;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::advice;
 use crate::front::{End, Front};
 use crate::notify::Kernel;
 use crate::options::Options;
@@ -47,6 +48,7 @@ pub enum MountError {
 /// A mount that stands.
 pub struct Mounted {
     client: Client,
+    advice: Vec<String>,
     directory: PathBuf,
     unmounter: SessionUnmounter,
     ended: watch::Receiver<bool>,
@@ -73,6 +75,13 @@ pub async fn mount(
     let kernel = Arc::new(Kernel::default());
     let client = Client::start(config, Arc::clone(&kernel) as _).await?;
     let root = find_root(&client, subdirectory).await?;
+    // A preference is no reason not to mount, nor is what cannot be said of it.
+    let class = client.attributes(root).await;
+    let class = class.map(|attributes| ClassId(attributes.inode.class));
+    let advice = class.map_or_else(
+        |_| Vec::new(),
+        |class| advice::advice(options, &client.map(), class),
+    );
     let server = Shared::new(
         client.clone(),
         Arc::clone(&kernel),
@@ -113,6 +122,7 @@ pub async fn mount(
         .map_err(refused)?;
     Ok(Mounted {
         client,
+        advice,
         directory: directory.to_owned(),
         unmounter,
         ended,
@@ -124,6 +134,12 @@ impl Mounted {
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// What the user should know of the preference; see `hither sclass check`.
+    #[must_use]
+    pub fn advice(&self) -> &[String] {
+        &self.advice
     }
 
     /// Waits until the mount is taken away from outside (`umount`).

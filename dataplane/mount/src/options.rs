@@ -131,6 +131,8 @@ pub struct Options {
     pub cached_inodes: usize,
     pub kernel_read_ahead_bytes: u32,
     pub threads: usize,
+    /// Tokens behind commas that were taken as further expressions of the preference.
+    pub continued_by: Vec<String>,
     /// Things to tell the user that do not stop the mount.
     pub warnings: Vec<String>,
 }
@@ -154,6 +156,7 @@ impl Default for Options {
             cached_inodes: 200_000,
             kernel_read_ahead_bytes: 1 << 20,
             threads: 2,
+            continued_by: Vec::new(),
             warnings: Vec::new(),
         }
     }
@@ -222,6 +225,7 @@ impl Options {
         let parsed = PreferredLabels::parse(value)
             .map_err(|e| OptionsError(format!("{}:\n{e}", option.name)))?;
         self.preferred = parsed.value;
+        self.continued_by.clone_from(&option.continued_by);
         self.warnings
             .extend(parsed.warnings.iter().map(ToString::to_string));
         Ok(())
@@ -248,22 +252,12 @@ fn switch(name: &str, value: &str) -> Result<bool, OptionsError> {
 /// # Errors
 /// [`OptionsError`] that names the option.
 pub fn size(name: &str, value: &str) -> Result<usize, OptionsError> {
-    let wrong = || {
+    let bytes = hither_proto::size::bytes_of(value).and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.ok_or_else(|| {
         OptionsError(format!(
-            "{name}={value}: write a number such as 64MiB or 200000"
+            "{name}={value}: write a number such as 64MiB, 64Mi, 64M or 200000"
         ))
-    };
-    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: usize = digits.parse().map_err(|_| wrong())?;
-    let shift = match &value[digits.len()..] {
-        "" | "B" => 0,
-        "K" | "KiB" | "k" => 10,
-        "M" | "MiB" => 20,
-        "G" | "GiB" => 30,
-        "T" | "TiB" => 40,
-        _ => return Err(wrong()),
-    };
-    number.checked_mul(1usize << shift).ok_or_else(wrong)
+    })
 }
 
 fn duration(name: &str, value: &str) -> Result<Duration, OptionsError> {
@@ -315,6 +309,8 @@ mod tests {
         assert!(Options::parse("timeout=soon").is_err());
         assert!(Options::parse("hedge=maybe").is_err());
         assert!(Options::parse("writeCache=1Q").is_err());
+        let bytes = Options::parse("writeCache=32Mi").unwrap().write_cache_bytes;
+        assert_eq!(bytes, 32 << 20);
     }
 
     #[test]

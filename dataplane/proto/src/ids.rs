@@ -117,6 +117,8 @@ id!(
 pub const ROOT: InodeId = InodeId(1);
 /// Directory that holds the root's own entry and nothing else.
 pub const ABOVE_ROOT: InodeId = InodeId(0);
+/// Directory of inodes that are removed and still open, or whose first name was removed.
+pub const STRAYS: InodeId = InodeId(2);
 /// First inode number given to anything but the root.
 pub const FIRST_INODE: InodeId = InodeId(16);
 /// Bytes of a file in one chunk.

@@ -10,6 +10,7 @@ pub mod fragment;
 pub mod frame;
 pub mod ids;
 pub mod kind;
+pub mod size;
 pub mod status;
 
 /// Messages every connection speaks.

@@ -33,7 +33,7 @@ struct Server {
 }
 
 pub(crate) async fn run(cs: Cs, cluster: Option<String>, output: Output) -> anyhow::Result<()> {
-    let link = cluster::link(cluster.as_deref())?;
+    let link = cluster::link(cluster.as_deref()).await?;
     match cs {
         Cs::Ls => {
             let reply = cluster::ask(&link, Kind::CLUSTER_STATUS, &Empty {}).await?;

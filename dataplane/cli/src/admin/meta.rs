@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::args::Meta;
-use crate::cluster::{self, PATIENCE};
+use crate::cluster::{self, PATIENCE, patiently};
 use crate::output::Output;
 
 pub(crate) async fn run(meta: Meta, cluster: Option<String>, output: Output) -> anyhow::Result<()> {
@@ -25,11 +25,13 @@ pub(crate) async fn run(meta: Meta, cluster: Option<String>, output: Output) -> 
 }
 
 async fn dump(file: &Path, cluster: Option<String>, output: Output) -> anyhow::Result<()> {
-    let link = cluster::link(cluster.as_deref())?;
-    let map = link
-        .at_least(MapVersion(1), PATIENCE)
-        .await
-        .context("find the cluster")?;
+    let link = cluster::link(cluster.as_deref()).await?;
+    let map = patiently(
+        "a manager that leads",
+        link.at_least(MapVersion(1), PATIENCE),
+    )
+    .await
+    .context("find the cluster")?;
     let leader = map.managers().first().context("the map names no manager")?;
     let connection = connect(leader, &cluster::admin(), Arc::new(NoHandler), PATIENCE).await?;
     // Under its own name only once it is whole and stable.

@@ -14,6 +14,7 @@ use crate::output::{Output, bytes, percent, table};
 
 /// A chunk as the mount describes it.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Chunk {
     index: u32,
     chunk: u64,
@@ -23,6 +24,7 @@ struct Chunk {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Server {
     server: u64,
     address: String,
@@ -38,6 +40,7 @@ struct Server {
 
 /// Counters as the mount keeps them.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Locality {
     by_locality: BTreeMap<String, Traffic>,
     by_server: BTreeMap<String, Traffic>,
@@ -47,9 +50,12 @@ struct Locality {
     spills: u64,
     suspicions: u64,
     memory_read_bytes: u64,
+    write_back_waits: u64,
+    write_back_wait_us: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Traffic {
     reads: u64,
     read_bytes: u64,
@@ -59,6 +65,14 @@ struct Traffic {
 
 /// `hither where`.
 pub(crate) fn places(path: &Path, output: Output) -> anyhow::Result<()> {
+    if path.is_dir() {
+        let class = attribute(path, "hither.class")?;
+        bail!(
+            "{} is a directory, and only files have chunks; new files in it get storage class \
+             {class} (`hither sclass show {class}`): name a file",
+            path.display()
+        );
+    }
     let mut chunks: Vec<Chunk> = Vec::new();
     loop {
         let text = attribute(path, &format!("hither.where.{}", chunks.len()))?;
@@ -123,19 +137,23 @@ pub(crate) fn locality(mount: &Path, output: Output) -> anyhow::Result<()> {
             rows,
         );
         format!(
-            "{table}\n\nfailovers {}, hedges {} (won {}), spills {}, suspicions {}, from memory {}",
+            "{table}\n\nfailovers {}, hedges {} (won {}), spills {}, suspicions {}, from memory {}\n\
+             reads that waited for another mount's write-back: {} ({} ms)",
             report.failovers,
             report.hedges,
             report.hedge_wins,
             report.spills,
             report.suspicions,
-            bytes(report.memory_read_bytes)
+            bytes(report.memory_read_bytes),
+            report.write_back_waits,
+            report.write_back_wait_us.div_ceil(1000),
         )
     })
 }
 
 /// A directory's quota and what it is for.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct QuotaShown {
     path: String,
     /// Limit in bytes, 0 for none.

@@ -1,5 +1,7 @@
 //! `hither sclass`.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, bail};
 use hither_labels::{LabelSet, PreferredLabels, StorageClass as Class, check_preference};
 use hither_managerlink::ManagerLink;
@@ -41,10 +43,16 @@ pub(crate) async fn run(
     {
         return super::paths::set_class(path, name, *recursive, output);
     }
-    let link = cluster::link(cluster.as_deref())?;
+    let link = cluster::link(cluster.as_deref()).await?;
     match sclass {
         Sclass::Create { name, fields } => {
-            let class = apply(StorageClass { name, ..StorageClass::default() }, &fields);
+            let class = apply(
+                StorageClass {
+                    name,
+                    ..StorageClass::default()
+                },
+                &fields,
+            );
             set(&link, class, &fields, false, false, output).await
         }
         Sclass::Set { name, fields, .. } => {
@@ -52,40 +60,57 @@ pub(crate) async fn run(
             set(&link, class, &fields, true, false, output).await
         }
         Sclass::DryRun { name, fields } => {
-            let known = find(&link, &name).await;
-            let start =
-                known.unwrap_or_else(|_| StorageClass { name, ..StorageClass::default() });
-            set(&link, apply(start, &fields), &fields, true, true, output).await
+            let class = apply(find(&link, &name).await?, &fields);
+            set(&link, class, &fields, true, true, output).await
         }
         Sclass::Ls => {
             let all: Vec<Shown> = map(&link).await?.classes.into_iter().map(shown).collect();
             output.print(&all, |all| {
                 let rows = all
                     .iter()
-                    .map(|c| [c.name.clone(), c.keep.clone(), c.mode.clone(), c.description.clone()])
+                    .map(|c| {
+                        [
+                            c.name.clone(),
+                            c.keep.clone(),
+                            c.mode.clone(),
+                            c.description.clone(),
+                        ]
+                    })
                     .collect();
                 table(["NAME", "KEEP", "MODE", "DESCRIPTION"], rows)
             })
         }
-        Sclass::Show { name } => output.print(&shown(find(&link, &name).await?), |class| {
-            format!(
-                "{}\n  keep   {}\n  create {}\n  mode   {}\n  preferred labels {}\n  smallest set that acknowledges {}\n  {}",
-                class.name,
-                class.keep,
-                class.create,
-                class.mode,
-                class.preferred_labels,
-                class.min_write_copies,
-                class.description
-            )
-        }),
+        Sclass::Show { name } => output.print(&shown(find(&link, &name).await?), as_text),
         Sclass::Check { name, preferred } => check(&link, &name, &preferred, output).await,
         Sclass::Delete { name } => {
-            cluster::ask(&link, Kind::CLASS_DELETE, &ClassName { name: name.clone() }).await?;
+            let class = ClassName { name: name.clone() };
+            let what = "the manager, which looks for files and directories of the class";
+            cluster::ask_long(&link, Kind::CLASS_DELETE, &class, what, SEARCH_IN).await?;
             output.done(&format!("storage class {name} removed"));
             Ok(())
         }
     }
+}
+
+/// A class line by line; what was not said is left out.
+fn as_text(class: &Shown) -> String {
+    let copies = match class.min_write_copies {
+        0 => "all but one, at least one".to_owned(),
+        copies => copies.to_string(),
+    };
+    let lines = [
+        ("description", class.description.as_str()),
+        ("keep", &class.keep),
+        ("create", &class.create),
+        ("mode", &class.mode),
+        ("preferred labels", &class.preferred_labels),
+        ("copies that acknowledge", &copies),
+    ];
+    let mut text = class.name.clone();
+    for (name, value) in lines.into_iter().filter(|(_, value)| !value.is_empty()) {
+        text.push_str(&format!("\n  {name:<23} {value}"));
+    }
+    text
 }
 
 async fn map(link: &ManagerLink) -> anyhow::Result<ClusterMap> {
@@ -227,5 +252,27 @@ fn shown(class: StorageClass) -> Shown {
         description: class.description,
         preferred_labels: class.preferred_labels,
         min_write_copies: class.min_write_copies,
+    }
+}
+
+/// Time to look through the whole metadata store.
+const SEARCH_IN: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_is_shown_without_blank_fields() {
+        let class = StorageClass {
+            name: "cold".into(),
+            keep: "zone=a,zone=b".into(),
+            ..StorageClass::default()
+        };
+        let text = as_text(&shown(class));
+        assert!(!text.contains("description"), "{text}");
+        assert!(!text.contains("preferred"), "{text}");
+        assert!(text.lines().all(|line| line == line.trim_end()), "{text:?}");
+        assert!(text.contains("zone=a,zone=b"), "{text}");
     }
 }

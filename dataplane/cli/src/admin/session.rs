@@ -1,8 +1,10 @@
 //! `hither session`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use hither_managerlink::ManagerLink;
 use hither_net::{NoHandler, connect};
 use hither_proto::common::Empty;
 use hither_proto::ids::MapVersion;
@@ -11,7 +13,7 @@ use hither_proto::meta::{SessionEvict, SessionList};
 use serde::Serialize;
 
 use crate::args::Session;
-use crate::cluster::{self, PATIENCE};
+use crate::cluster::{self, PATIENCE, patiently};
 use crate::output::{Output, table};
 
 /// A session as it is printed.
@@ -35,47 +37,12 @@ pub(crate) async fn run(
     cluster: Option<String>,
     output: Output,
 ) -> anyhow::Result<()> {
-    let link = cluster::link(cluster.as_deref())?;
-    let map = link
-        .at_least(MapVersion(1), PATIENCE)
-        .await
-        .context("find the cluster")?;
-    let mut all = Vec::new();
-    let mut evicted = false;
-    for (rank, at) in map.ranks() {
-        let connection = connect(
-            &at.address,
-            &cluster::admin(),
-            Arc::new(NoHandler),
-            PATIENCE,
-        )
-        .await?;
-        let list = connection
-            .call(Kind::SESSION_LIST, &Empty {}, &[], PATIENCE)
-            .await?;
-        let list: SessionList = list.decode()?;
-        if let Session::Evict { id } = session
-            && list.sessions.iter().any(|s| s.session == id)
-        {
-            let evict = SessionEvict { session: id };
-            connection
-                .call(Kind::SESSION_EVICT, &evict, &[], PATIENCE)
-                .await?;
-            evicted = true;
-        }
-        all.extend(list.sessions.into_iter().map(|s| Shown {
-            session: s.session,
-            rank: rank.0,
-            host: s.host,
-            mount_point: s.mount_point,
-            zone: s.zone,
-            leases: s.leases,
-            exclusive_leases: s.exclusive_leases,
-            orphans: s.orphans,
-            locks: s.locks,
-            idle_ms: s.idle_ms,
-        }));
-    }
+    let link = cluster::link(cluster.as_deref()).await?;
+    let evicted_id = match session {
+        Session::Ls => None,
+        Session::Evict { id } => Some(id),
+    };
+    let (all, evicted) = list(&link, evicted_id, PATIENCE).await?;
     match session {
         Session::Ls => output.print(&all, |all| {
             let rows = all
@@ -105,4 +72,57 @@ pub(crate) async fn run(
         }
         Session::Evict { id } => bail!("there is no session {id}: `hither session ls` lists all"),
     }
+}
+
+/// Where the mounts are that have a session: a directory and a host each.
+pub(crate) async fn mounts(link: &ManagerLink, at_most: Duration) -> anyhow::Result<Vec<String>> {
+    let (all, _) = list(link, None, at_most).await?;
+    let place = |s: Shown| format!("{} on {}", s.mount_point, s.host);
+    Ok(all.into_iter().map(place).collect())
+}
+
+/// The sessions of all ranks, and whether one of them was the one to evict.
+async fn list(
+    link: &ManagerLink,
+    evict: Option<u64>,
+    at_most: Duration,
+) -> anyhow::Result<(Vec<Shown>, bool)> {
+    let map = patiently(
+        "a manager that leads",
+        link.at_least(MapVersion(1), at_most),
+    )
+    .await
+    .context("find the cluster")?;
+    let mut all = Vec::new();
+    let mut evicted = false;
+    for (rank, at) in map.ranks() {
+        let admin = cluster::admin();
+        let connection = connect(&at.address, &admin, Arc::new(NoHandler), at_most).await?;
+        let list = connection
+            .call(Kind::SESSION_LIST, &Empty {}, &[], at_most)
+            .await?;
+        let list: SessionList = list.decode()?;
+        if let Some(session) = evict
+            && list.sessions.iter().any(|s| s.session == session)
+        {
+            let evict = SessionEvict { session };
+            connection
+                .call(Kind::SESSION_EVICT, &evict, &[], at_most)
+                .await?;
+            evicted = true;
+        }
+        all.extend(list.sessions.into_iter().map(|s| Shown {
+            session: s.session,
+            rank: rank.0,
+            host: s.host,
+            mount_point: s.mount_point,
+            zone: s.zone,
+            leases: s.leases,
+            exclusive_leases: s.exclusive_leases,
+            orphans: s.orphans,
+            locks: s.locks,
+            idle_ms: s.idle_ms,
+        }));
+    }
+    Ok((all, evicted))
 }

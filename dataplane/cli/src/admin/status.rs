@@ -24,6 +24,7 @@ struct Status {
 }
 
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Rank {
     rank: u32,
     address: String,
@@ -51,7 +52,7 @@ struct Groups {
 }
 
 pub(crate) async fn run(cluster: Option<String>, output: Output) -> anyhow::Result<()> {
-    let link = cluster::link(cluster.as_deref())?;
+    let link = cluster::link(cluster.as_deref()).await?;
     let reply = cluster::ask(&link, Kind::CLUSTER_STATUS, &Empty {}).await?;
     let status = summarise(&reply.decode()?);
     output.print(&status, show)

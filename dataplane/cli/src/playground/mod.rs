@@ -24,6 +24,8 @@ use state::{Process, State};
 const READY_IN: Duration = Duration::from_secs(60);
 /// Time a process has to end by itself.
 const END_IN: Duration = Duration::from_secs(20);
+/// Time the cluster has to say where it is mounted.
+const MOUNTS_IN: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(playground: Playground, output: Output) -> anyhow::Result<()> {
     match playground {
@@ -51,7 +53,7 @@ pub(crate) async fn run(playground: Playground, output: Output) -> anyhow::Resul
             output,
         ),
         Playground::Start(n) => restart(&n.at.dir, &n.name, output).await,
-        Playground::Down(down) => stop(&down, output),
+        Playground::Down(down) => stop(&down, output).await,
     }
 }
 
@@ -65,6 +67,7 @@ async fn start(up: PlaygroundUp, output: Output) -> anyhow::Result<()> {
     if up.zones.is_empty() || up.chunkservers_per_zone == 0 {
         bail!("a cluster needs at least one zone and one chunkserver in each");
     }
+    check_zones(&up.zones)?;
     let dir = &up.at.dir;
     let mut state = match State::load(dir)? {
         Some(state) => {
@@ -103,14 +106,14 @@ async fn start(up: PlaygroundUp, output: Output) -> anyhow::Result<()> {
             at: up.at,
             delete: false,
         };
-        return stop(&down, output);
+        return stop(&down, output).await;
     }
     Ok(())
 }
 
 /// Waits until the manager leads, a rank serves and every chunkserver is up.
 async fn wait_ready(dir: &Path, state: &State) -> anyhow::Result<()> {
-    let link: ManagerLink = cluster::link(Some(&state.cluster))?;
+    let link: ManagerLink = cluster::link_to(cluster::manager_addresses(&state.cluster)?);
     let wanted = state.processes.iter().filter(|p| p.zone.is_some()).count();
     let progress = ProgressBar::new(wanted as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} chunkservers up") {
@@ -153,6 +156,7 @@ async fn wait_ready(dir: &Path, state: &State) -> anyhow::Result<()> {
 
 /// A process as `status` shows it.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Shown {
     name: String,
     zone: String,
@@ -238,12 +242,13 @@ async fn restart(dir: &Path, name: &str, output: Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn stop(down: &PlaygroundDown, output: Output) -> anyhow::Result<()> {
+async fn stop(down: &PlaygroundDown, output: Output) -> anyhow::Result<()> {
     let dir = &down.at.dir;
-    let Some(state) = State::load(dir)? else {
-        output.done(&format!("no playground in {}", dir.display()));
-        return Ok(());
-    };
+    let state = State::load(dir)?.with_context(|| no_playground(dir))?;
+    let mounts = open_mounts(&state).await;
+    if !mounts.is_empty() {
+        eprintln!("hither: warning: {}", left_open(&mounts, dir, down.delete));
+    }
     // The store last: what others have not written yet they write before they end.
     let (store, others): (Vec<&Process>, Vec<&Process>) =
         state.processes.iter().partition(|p| p.is_store());
@@ -253,6 +258,50 @@ fn stop(down: &PlaygroundDown, output: Output) -> anyhow::Result<()> {
         std::fs::remove_dir_all(dir).with_context(|| format!("remove {}", dir.display()))?;
     }
     output.done("playground ended");
+    Ok(())
+}
+
+/// Where the cluster is mounted; nowhere, as far as a cluster says that does not answer any more.
+async fn open_mounts(state: &State) -> Vec<String> {
+    if !state.processes.iter().any(is_running) {
+        return Vec::new();
+    }
+    let Ok(addresses) = cluster::manager_addresses(&state.cluster) else {
+        return Vec::new();
+    };
+    let link = cluster::link_to(addresses);
+    let asked = crate::admin::session::mounts(&link, MOUNTS_IN);
+    match tokio::time::timeout(MOUNTS_IN, asked).await {
+        Ok(Ok(mounts)) => mounts,
+        Ok(Err(_)) | Err(_) => Vec::new(),
+    }
+}
+
+/// What becomes of mounts whose cluster ends.
+fn left_open(mounts: &[String], dir: &Path, delete: bool) -> String {
+    let (count, places) = (mounts.len(), mounts.join(", "));
+    let have = if count == 1 { "mount is" } else { "mounts are" };
+    let fate = if delete {
+        "what was not stored yet is lost, and what is done there fails until it is unmounted".into()
+    } else {
+        format!(
+            "what is done there waits, and fails after the mount's timeout, until `hither \
+             playground up --dir {}` starts the cluster again; `umount` ends a mount",
+            dir.display()
+        )
+    };
+    format!("{count} {have} still open ({places}): {fate}")
+}
+
+/// Zones become labels: their names follow the rule for those, and each is there once.
+fn check_zones(zones: &[String]) -> anyhow::Result<()> {
+    for (at, zone) in zones.iter().enumerate() {
+        hither_labels::WordLabel::new("zone", zone)
+            .with_context(|| format!("zone {zone:?} (--zones)"))?;
+        if zones[..at].contains(zone) {
+            bail!("zone {zone:?} is named twice (--zones)");
+        }
+    }
     Ok(())
 }
 
@@ -300,5 +349,33 @@ impl State {
             bail!("there is no {name:?}: there are {}", names.join(", "));
         }
         Ok(zone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_are_labels_and_differ() {
+        let check = |zones: &[&str]| {
+            let zones: Vec<String> = zones.iter().map(|&z| z.to_owned()).collect();
+            check_zones(&zones).map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(check(&["a", "eu-1a", "B.2_x"]), Ok(()));
+        for wrong in ["", "a b", "a/b", "zone=a", "ü", &"x".repeat(64)] {
+            let error = check(&["a", wrong]).unwrap_err();
+            assert!(error.contains("--zones"), "{error}");
+        }
+        assert!(check(&["a", "b", "a"]).unwrap_err().contains("twice"));
+    }
+
+    #[test]
+    fn mounts_that_stay_open_are_named_with_what_becomes_of_them() {
+        let mounts = ["/mnt/a on here".to_owned(), "/mnt/b on there".to_owned()];
+        let text = left_open(&mounts, Path::new("play"), false);
+        assert!(text.contains("2 mounts are still open (/mnt/a on here, /mnt/b on there)"));
+        assert!(text.contains("playground up --dir play"), "{text}");
+        assert!(left_open(&mounts[..1], Path::new("play"), true).contains("lost"));
     }
 }

@@ -5,6 +5,7 @@ use hither_chunkserver::{ChunkServer, ChunkServerConfig};
 
 use super::{Signals, addresses, ending, read_config, told_address};
 use crate::args;
+use crate::cluster::manager_addresses;
 
 /// Runs until SIGTERM, or until it has to stop by itself.
 pub(crate) async fn run(args: args::Chunkserver) -> anyhow::Result<()> {
@@ -18,7 +19,7 @@ pub(crate) async fn run(args: args::Chunkserver) -> anyhow::Result<()> {
     config.region = args.region.unwrap_or(config.region);
     config.node = args.node.unwrap_or(config.node);
     if let Some(managers) = &args.managers {
-        config.managers = addresses(managers);
+        config.managers = manager_addresses(managers)?;
     }
     if let Some(labels) = &args.labels {
         config.labels = addresses(labels);
@@ -29,7 +30,7 @@ pub(crate) async fn run(args: args::Chunkserver) -> anyhow::Result<()> {
     if config.managers.is_empty() {
         bail!("where is the manager? give --managers HOST:PORT");
     }
-    told_address(&config.listen, &config.advertise)?;
+    config.advertise = told_address(&config.listen, &config.advertise)?;
     let server = ChunkServer::start(config).await?;
     // Who reads that it is ready may end it: as asked, and not where it stands.
     let mut signals = Signals::listen()?;

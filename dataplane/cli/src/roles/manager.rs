@@ -13,7 +13,7 @@ use hither_net::Identity;
 use hither_proto::ids::{MapVersion, RankId};
 use serde::Deserialize;
 
-use super::{Signals, ending, read_config, told_address};
+use super::{Signals, ending, host_of, read_config, told_address};
 use crate::args;
 
 /// Configuration of a manager.
@@ -30,6 +30,9 @@ struct Config {
     advertise: String,
     /// Address of the metadata ranks in this process. Default: port 7651 and up.
     mds_listen: String,
+    /// Address of these ranks to tell others; empty: the host of `advertise` with the port listened
+    /// at, and without that the one listened at.
+    mds_advertise: String,
     /// Metadata ranks in this process, 0 or 1 for now; only with the embedded store.
     ranks: u16,
     /// Storage class of the root directory of a new cluster. Default: two copies anywhere.
@@ -54,6 +57,7 @@ impl Default for Config {
             listen: "127.0.0.1:7650".into(),
             advertise: String::new(),
             mds_listen: "127.0.0.1:7651".into(),
+            mds_advertise: String::new(),
             ranks: 1,
             default_class: "2".into(),
             locations: false,
@@ -73,9 +77,17 @@ pub(crate) async fn run(args: args::Manager) -> anyhow::Result<()> {
     config.listen = args.listen.unwrap_or(config.listen);
     config.advertise = args.advertise.unwrap_or(config.advertise);
     config.mds_listen = args.mds_listen.unwrap_or(config.mds_listen);
+    config.mds_advertise = args.mds_advertise.unwrap_or(config.mds_advertise);
     config.ranks = args.ranks.unwrap_or(config.ranks);
     config.default_class = args.default_class.unwrap_or(config.default_class);
-    told_address(&config.listen, &config.advertise)?;
+    config.advertise = told_address(&config.listen, &config.advertise)?;
+    if config.mds_advertise.is_empty() && !config.advertise.is_empty() {
+        host_of(&config.advertise).clone_into(&mut config.mds_advertise);
+    }
+    if config.etcd.is_none() && config.ranks > 0 {
+        config.mds_advertise = told_address(&config.mds_listen, &config.mds_advertise)
+            .context("the metadata ranks of this process (--mds-listen, --mds-advertise)")?;
+    }
     if config.ranks > 1 {
         bail!("one metadata rank for now: several active ranks come later");
     }
@@ -192,7 +204,11 @@ async fn start_rank<S: hither_metastore::MetaStore>(
         manager.unreachable_reporter(),
     )
     .await?;
-    let address = rank.address().to_string();
+    let address = if config.mds_advertise.is_empty() {
+        rank.address().to_string()
+    } else {
+        config.mds_advertise.clone()
+    };
     manager
         .announce_rank(RankId(0), address, rank.epoch().0)
         .await;

@@ -39,7 +39,8 @@ mod with_etcd {
     use serde::Deserialize;
 
     use crate::args;
-    use crate::roles::{addresses, ending, read_config, terminated};
+    use crate::cluster::manager_addresses;
+    use crate::roles::{addresses, ending, read_config, terminated, told_address};
 
     /// Configuration of a metadata server.
     #[derive(Debug, Clone, Deserialize)]
@@ -51,6 +52,8 @@ mod with_etcd {
         etcd: String,
         /// Address to listen at. Default 127.0.0.1:7651.
         listen: String,
+        /// Address to tell others; empty: the one listened at.
+        advertise: String,
         /// Addresses of managers, separated by commas.
         managers: String,
         /// Answer changes before they are in the store (to their own mount only).
@@ -65,6 +68,7 @@ mod with_etcd {
                 rank: 0,
                 etcd: String::new(),
                 listen: "127.0.0.1:7651".into(),
+                advertise: String::new(),
                 managers: "127.0.0.1:7650".into(),
                 early_answers: true,
                 cached_inodes_max: 1_000_000,
@@ -109,10 +113,13 @@ mod with_etcd {
         config.rank = args.rank.unwrap_or(config.rank);
         config.etcd = args.etcd.unwrap_or(config.etcd);
         config.listen = args.listen.unwrap_or(config.listen);
+        config.advertise = args.advertise.unwrap_or(config.advertise);
         config.managers = args.managers.unwrap_or(config.managers);
         if config.etcd.is_empty() {
             bail!("where is the metadata store? give --etcd URLS");
         }
+        config.advertise = told_address(&config.listen, &config.advertise)?;
+        let managers = manager_addresses(&config.managers)?;
         let end = terminated();
         tokio::pin!(end);
         let store = tokio::select! {
@@ -124,16 +131,20 @@ mod with_etcd {
             boot_id: rand::random(),
             ..Identity::default()
         };
-        let link = ManagerLink::start(addresses(&config.managers), identity.clone(), "");
+        let link = ManagerLink::start(managers, identity.clone(), "");
         loop {
             let rank = tokio::select! {
                 rank = take_rank(&config, &identity, &store, &link) => rank?,
                 ended = &mut end => return ended,
             };
-            println!("metadata rank {} ready at {}", config.rank, rank.address());
+            let address = match config.advertise.as_str() {
+                "" => rank.address().to_string(),
+                told => told.to_owned(),
+            };
+            println!("metadata rank {} ready at {address}", config.rank);
             let beat = RankBeat {
                 rank: u32::from(config.rank),
-                address: rank.address().to_string(),
+                address,
                 epoch: rank.epoch().0,
                 boot_id: identity.boot_id,
             };
@@ -185,7 +196,10 @@ mod with_etcd {
                 default_class,
                 holder: Some(Holder {
                     boot_id: rand::random(),
-                    address: config.listen.clone(),
+                    address: match config.advertise.as_str() {
+                        "" => config.listen.clone(),
+                        told => told.to_owned(),
+                    },
                 }),
             },
             Identity {
@@ -210,18 +224,11 @@ mod with_etcd {
         }
     }
 
-    fn reporter(link: &ManagerLink) -> Box<dyn Fn(u64, u32, u64) + Send + Sync> {
+    fn reporter(link: &ManagerLink) -> Box<dyn Fn(ReportUnreachable) + Send + Sync> {
         let link = link.clone();
-        Box::new(move |to, group, epoch| {
+        Box::new(move |report| {
             let link = link.clone();
             tokio::spawn(async move {
-                let report = ReportUnreachable {
-                    from: 0,
-                    to,
-                    group,
-                    epoch,
-                    links: Vec::new(),
-                };
                 if let Err(error) = link.call(Kind::REPORT_UNREACHABLE, &report, BEAT).await {
                     tracing::debug!(%error, "a report was not taken");
                 }

@@ -11,6 +11,8 @@ use anyhow::{Context as _, bail};
 use serde::de::DeserializeOwned;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::cluster::check_address;
+
 /// Reads a configuration file; keys nobody knows are told and ignored.
 pub(crate) fn read_config<T: DeserializeOwned + Default>(path: Option<&Path>) -> anyhow::Result<T> {
     let Some(path) = path else {
@@ -71,22 +73,59 @@ pub(crate) async fn ending<T>(end: impl Future<Output = T>, asked: bool) -> anyh
     }
 }
 
-/// Refuses to tell others an address at which nobody can be reached.
-pub(crate) fn told_address(listen: &str, advertise: &str) -> anyhow::Result<()> {
-    let told = if advertise.is_empty() {
-        listen
-    } else {
-        advertise
-    };
-    let host = told.rsplit_once(':').map_or(told, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
+/// The address to tell others, from the one listened at and the one given; empty for the one
+/// listened at. A host alone, such as a pod's address, gets the port listened at, and an IPv6
+/// address gets its brackets.
+///
+/// # Errors
+/// When nobody could be reached there.
+pub(crate) fn told_address(listen: &str, advertise: &str) -> anyhow::Result<String> {
+    let (_, port) = listen.rsplit_once(':').unwrap_or((listen, ""));
+    let told = with_port(advertise, port);
+    let shown = if told.is_empty() { listen } else { &told };
+    let host = host_of(shown);
     let anywhere = host
         .parse::<std::net::IpAddr>()
         .is_ok_and(|address| address.is_unspecified());
     if anywhere {
-        bail!("{told} is no address others could use: give --advertise HOST:PORT");
+        bail!("{shown} is no address others could use: give --advertise HOST:PORT");
     }
-    Ok(())
+    if !told.is_empty() {
+        check_address(&told).context("the address to tell others (--advertise)")?;
+    }
+    Ok(told)
+}
+
+/// Host of an address, without brackets.
+pub(crate) fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+fn with_port(advertise: &str, port: &str) -> String {
+    use std::net::Ipv6Addr;
+    if advertise.is_empty() {
+        return String::new();
+    }
+    // An address that was put before `:PORT` as it is, and would be one with the port too.
+    if let Some((host, given)) = advertise.rsplit_once(':')
+        && host.parse::<Ipv6Addr>().is_ok()
+        && (given == port || advertise.parse::<Ipv6Addr>().is_err())
+    {
+        return format!("[{host}]:{given}");
+    }
+    if advertise.parse::<Ipv6Addr>().is_ok() {
+        return format!("[{advertise}]:{port}");
+    }
+    let has_port = match advertise.strip_prefix('[') {
+        Some(rest) => rest.contains("]:"),
+        None => advertise.contains(':'),
+    };
+    if has_port {
+        advertise.to_owned()
+    } else {
+        format!("{advertise}:{port}")
+    }
 }
 
 /// Addresses separated by commas.
@@ -109,5 +148,24 @@ mod tests {
         assert!(told_address("0.0.0.0:1", "").is_err());
         assert!(told_address("[::]:1", "").is_err());
         assert!(told_address("10.0.0.1:1", "0.0.0.0:1").is_err());
+        assert!(told_address("0.0.0.0:1", "0.0.0.0").is_err());
+    }
+
+    #[test]
+    fn a_pods_address_alone_gets_port_and_brackets() {
+        let told = |advertise: &str| told_address("0.0.0.0:7650", advertise).unwrap();
+        assert_eq!(told("10.1.2.3"), "10.1.2.3:7650");
+        assert_eq!(told("10.1.2.3:99"), "10.1.2.3:99");
+        assert_eq!(told("cs-0.cs.default.svc"), "cs-0.cs.default.svc:7650");
+        assert_eq!(told("fd00::12"), "[fd00::12]:7650");
+        assert_eq!(told("[fd00::12]"), "[fd00::12]:7650");
+        assert_eq!(told("[fd00::12]:99"), "[fd00::12]:99");
+        assert_eq!(told("fd00::12:7650"), "[fd00::12]:7650");
+        assert_eq!(told_address("10.0.0.1:1", "").unwrap(), "");
+        assert!(
+            told_address("0.0.0.0:0", "10.1.2.3").is_err(),
+            "which port?"
+        );
+        assert!(told_address("0.0.0.0:1", "http://h:1").is_err());
     }
 }

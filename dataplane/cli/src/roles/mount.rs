@@ -1,17 +1,19 @@
 //! The mount, in the foreground or as a process of its own.
 
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use hither_mount::MountError;
 use hither_mount::options::Options;
+use hither_mount::{MountError, Mounted};
 
-use super::{Signals, addresses, ending};
+use super::{Signals, ending};
 use crate::args;
+use crate::cluster;
 use crate::output::Output;
 
 /// Set for the process that stays: it says so on its standard output when it is ready.
@@ -19,16 +21,17 @@ const STAYS: &str = "HITHER_MOUNT_STAYS";
 const READY: &str = "ready";
 
 /// Mounts; returns when the mount stands (or, in the foreground, when it has ended).
-pub(crate) fn run(mount: args::Mount, output: Output) -> anyhow::Result<()> {
+pub(crate) fn run(mount: args::Mount, cluster: Option<&str>, output: Output) -> anyhow::Result<()> {
     // A list that does not parse stops here, before anything is started or mounted.
     let options = Options::parse(&mount.options)?;
-    for warning in &options.warnings {
+    let source = Source::of(mount.source.as_deref(), cluster)?;
+    let stays = std::env::var_os(STAYS).is_some();
+    for warning in options.warnings.iter().filter(|_| !stays) {
         eprintln!("hither: warning: {warning}");
     }
     if !mount.directory.is_dir() {
         bail!("{} is no directory to mount at", mount.directory.display());
     }
-    let stays = std::env::var_os(STAYS).is_some();
     if !mount.foreground && !stays {
         return in_background(&mount, output);
     }
@@ -36,7 +39,12 @@ pub(crate) fn run(mount: args::Mount, output: Output) -> anyhow::Result<()> {
         .worker_threads(std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)))
         .enable_all()
         .build()?;
-    runtime.block_on(serve(mount, &options, stays))
+    let done = runtime.block_on(serve(mount, &source, &options, stays));
+    if done.is_err() {
+        // The system may still be looking for a name that nobody knows.
+        runtime.shutdown_timeout(LINGER);
+    }
+    done
 }
 
 /// Starts the process that stays and waits until it is ready or has failed.
@@ -59,9 +67,16 @@ fn in_background(mount: &args::Mount, output: Output) -> anyhow::Result<()> {
         .stdout
         .take()
         .context("read from the mount's process")?;
-    let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line)?;
-    if line.trim() == READY {
+    let mut is_ready = false;
+    for line in BufReader::new(stdout).lines() {
+        let line = line?;
+        if line == READY {
+            is_ready = true;
+            break;
+        }
+        eprintln!("hither: {line}");
+    }
+    if is_ready {
         output.done(&format!(
             "mounted at {} (process {})",
             mount.directory.display(),
@@ -74,37 +89,40 @@ fn in_background(mount: &args::Mount, output: Output) -> anyhow::Result<()> {
     bail!("{}", said.trim().trim_start_matches("hither: "));
 }
 
-async fn serve(mount: args::Mount, options: &Options, stays: bool) -> anyhow::Result<()> {
-    let (managers, subdirectory) = split_source(&mount.source);
-    let managers = addresses(&managers);
-    if managers.is_empty() {
-        bail!(
-            "{:?} names no manager: write HOST:PORT[:/SUBDIR]",
-            mount.source
-        );
-    }
+async fn serve(
+    mount: args::Mount,
+    source: &Source,
+    options: &Options,
+    stays: bool,
+) -> anyhow::Result<()> {
     let directory: PathBuf = std::fs::canonicalize(&mount.directory)?;
-    let mounted = loop {
-        let attempt =
-            hither_mount::mount(managers.clone(), &subdirectory, &directory, options).await;
-        match attempt {
-            Ok(mounted) => break mounted,
-            Err(MountError::Start(error)) if mount.wait => {
-                tracing::info!(%error, "waiting for the cluster");
-                tokio::time::sleep(RETRY).await;
-            }
-            Err(error) => return Err(error.into()),
-        }
+    // What goes wrong with it has to be said before the mount stands.
+    let log = if stays {
+        Some(log_file(mount.log.as_deref())?)
+    } else {
+        None
     };
+    if !mount.wait {
+        cluster::reach(&source.managers, cluster::REACH_IN.min(options.timeout)).await?;
+    }
+    let mounted = tokio::select! {
+        mounted = mount_at(&mount, source, &directory, options) => mounted?,
+        never = tell_waiting(source, stays) => match never {},
+    };
+    for advice in mounted.advice() {
+        tell(stays, &format!("warning: {advice}"))?;
+    }
     // From here on no signal ends the process where it stands.
     let ended = asked_to_end(mount.stay_mounted)?;
-    if stays {
-        let mut out = std::io::stdout();
-        writeln!(out, "{READY}")?;
-        out.flush()?;
-        leave_terminal(mount.log.as_deref())?;
-    } else {
-        println!("mounted at {}", directory.display());
+    match log {
+        Some(log) => {
+            tell(true, READY)?;
+            leave_terminal(&log)?;
+            for warning in options.warnings.iter().chain(mounted.advice()) {
+                tracing::warn!("{warning}");
+            }
+        }
+        None => println!("mounted at {}", directory.display()),
     }
     let asked = tokio::select! {
         () = mounted.gone() => false,
@@ -113,6 +131,47 @@ async fn serve(mount: args::Mount, options: &Options, stays: bool) -> anyhow::Re
     ending(mounted.unmount(), asked)
         .await?
         .map_err(|error| anyhow::anyhow!("data could not be stored: {error}"))
+}
+
+/// Mounts; with `--wait`, as soon as the cluster can be used.
+async fn mount_at(
+    mount: &args::Mount,
+    source: &Source,
+    directory: &Path,
+    options: &Options,
+) -> anyhow::Result<Mounted> {
+    loop {
+        let managers = source.managers.clone();
+        let attempt = hither_mount::mount(managers, &source.directory, directory, options).await;
+        match attempt {
+            Ok(mounted) => return Ok(mounted),
+            Err(MountError::Start(error)) if mount.wait => {
+                tracing::info!(%error, "waiting for the cluster");
+                tokio::time::sleep(RETRY).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Says after a moment what the mount waits for.
+async fn tell_waiting(source: &Source, stays: bool) -> std::convert::Infallible {
+    tokio::time::sleep(NOTICE_AFTER).await;
+    let managers = source.managers.join(", ");
+    // Whoever started this does not listen: the mount is made all the same.
+    let _ = tell(stays, &format!("waiting for the cluster at {managers}"));
+    std::future::pending().await
+}
+
+/// A line for whoever mounts: the process that stays says it to the one that started it.
+fn tell(stays: bool, line: &str) -> std::io::Result<()> {
+    if !stays {
+        eprintln!("hither: {line}");
+        return Ok(());
+    }
+    let mut out = std::io::stdout();
+    writeln!(out, "{line}")?;
+    out.flush()
 }
 
 /// Waits for a signal that ends the mount. One that stays takes signals and goes on: without a
@@ -130,21 +189,61 @@ fn asked_to_end(stays_mounted: bool) -> anyhow::Result<impl Future<Output = ()>>
     })
 }
 
-/// Whoever started the mount must not wait for its output.
-fn leave_terminal(log: Option<&std::path::Path>) -> anyhow::Result<()> {
-    let target = match log {
-        Some(path) => std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)?,
-        None => std::fs::OpenOptions::new().write(true).open("/dev/null")?,
+/// Where a mount in the background writes to.
+fn log_file(path: Option<&Path>) -> anyhow::Result<File> {
+    let mut options = OpenOptions::new();
+    let path = match path {
+        Some(path) => {
+            options.create(true).append(true);
+            path
+        }
+        None => {
+            options.write(true);
+            Path::new("/dev/null")
+        }
     };
-    rustix::stdio::dup2_stdout(&target)?;
-    rustix::stdio::dup2_stderr(&target)?;
+    let opened = options.open(path);
+    opened.with_context(|| format!("open the log {}", path.display()))
+}
+
+/// Whoever started the mount must not wait for its output.
+fn leave_terminal(log: &File) -> anyhow::Result<()> {
+    rustix::stdio::dup2_stdout(log)?;
+    rustix::stdio::dup2_stderr(log)?;
     Ok(())
 }
 
-/// `HOST:PORT[,HOST:PORT…][:/SUBDIR]`.
+/// What is mounted.
+#[derive(Debug, PartialEq, Eq)]
+struct Source {
+    managers: Vec<String>,
+    /// Directory inside the cluster, empty for its root.
+    directory: String,
+}
+
+impl Source {
+    /// Reads `HOST:PORT[,HOST:PORT…][:/SUBDIR]`; the addresses may be those of `--cluster`.
+    fn of(source: Option<&str>, cluster: Option<&str>) -> anyhow::Result<Self> {
+        let source = source.unwrap_or(":/");
+        if source.contains("://") {
+            bail!("{source:?} is no source: write HOST:PORT[:/SUBDIR] without a scheme");
+        }
+        let (managers, directory) = split_source(source);
+        let managers = match (managers.as_str(), cluster) {
+            ("", Some(cluster)) => cluster,
+            ("", None) => bail!(
+                "which cluster? write HOST:PORT before the directory, give --cluster HOST:PORT or \
+                 set HITHER_CLUSTER"
+            ),
+            (managers, _) => managers,
+        };
+        Ok(Self {
+            managers: cluster::manager_addresses(managers)?,
+            directory,
+        })
+    }
+}
+
 fn split_source(source: &str) -> (String, String) {
     match source.split_once(":/") {
         Some((managers, subdirectory)) => (managers.to_owned(), format!("/{subdirectory}")),
@@ -154,6 +253,10 @@ fn split_source(source: &str) -> (String, String) {
 
 /// Pause before the cluster is looked for again.
 const RETRY: Duration = Duration::from_millis(500);
+/// After this long it is said what the mount waits for.
+const NOTICE_AFTER: Duration = Duration::from_secs(2);
+/// Time for what a failed mount has left behind.
+const LINGER: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -168,5 +271,30 @@ mod tests {
             ("h:1,g:2".into(), "/data/x".into())
         );
         assert_eq!(split("[::1]:7650:/"), ("[::1]:7650".into(), "/".into()));
+    }
+
+    #[test]
+    fn the_cluster_of_the_environment_is_mounted_when_none_is_named() {
+        let source = |source, cluster| Source::of(source, cluster);
+        let made = |managers: &[&str], directory: &str| Source {
+            managers: managers.iter().map(|&m| m.to_owned()).collect(),
+            directory: directory.into(),
+        };
+        assert_eq!(
+            source(None, Some("h:1,g:2")).unwrap(),
+            made(&["h:1", "g:2"], "/")
+        );
+        assert_eq!(
+            source(Some(":/data"), Some("h:1")).unwrap(),
+            made(&["h:1"], "/data")
+        );
+        assert_eq!(
+            source(Some("x:9:/data"), Some("h:1")).unwrap(),
+            made(&["x:9"], "/data")
+        );
+        assert_eq!(source(Some("x:9"), None).unwrap(), made(&["x:9"], ""));
+        let error = source(None, None).unwrap_err().to_string();
+        assert!(error.contains("HITHER_CLUSTER"), "{error}");
+        assert!(source(Some("nonsense"), None).is_err());
     }
 }

@@ -48,6 +48,8 @@ pub(crate) struct State {
     takes_over: bool,
     /// Times somebody waited for the store.
     pub(crate) barriers: u64,
+    /// Grants say that they waited for a writer.
+    pub(crate) behind_writer: bool,
     /// A report that is to be safe is carried out, and answered by a test.
     pub(crate) hold_safe: bool,
     held: Vec<(Responder, Reply)>,
@@ -213,6 +215,7 @@ impl Metadata {
                 state.grants += 1;
                 reply.data_lease = if state.exclusive { state.lease } else { 1 };
                 reply.data_exclusive = state.exclusive;
+                reply.behind_writer = state.behind_writer;
                 reply.chunks = state.chunks.clone();
                 let recall = state.recall();
                 let connection = Arc::clone(responder.connection());

@@ -38,6 +38,14 @@ pub fn class_set(state: &State, request: &ClassSet) -> Result<ClassOutcome, Stri
             wanted.name
         ));
     }
+    if old.is_none() && request.replace {
+        let names: Vec<&str> = state.classes.values().map(|c| c.name.as_str()).collect();
+        return Err(format!(
+            "there is no storage class {:?}; there are: {}. `hither sclass create` makes one",
+            wanted.name,
+            names.join(", ")
+        ));
+    }
     let mut reply = consequences(state, &class, old);
     let strict = class.mode(ChunkState::Keep) == Mode::Strict;
     if strict && !reply.satisfiable && !request.force && !request.dry_run {
@@ -165,7 +173,7 @@ fn consequences(state: &State, class: &Class, old: Option<&StorageClass>) -> Cla
         &candidates,
     );
     let mut notes = Vec::new();
-    let satisfiable = match &run.fulfilment {
+    let mut satisfiable = match &run.fulfilment {
         Fulfilment::Yes => true,
         Fulfilment::Busy => {
             notes.push("some servers are too busy just now".into());
@@ -189,6 +197,18 @@ fn consequences(state: &State, class: &Class, old: Option<&StorageClass>) -> Cla
             false
         }
     };
+    for (zone, moves) in &run.zones {
+        let of_zone = candidates.iter().filter(|server| server.zone == *zone);
+        let free: u64 = of_zone.map(|server| server.free_bytes).sum();
+        if moves.bytes_in > free {
+            let zone = zone.as_deref().unwrap_or("without a name");
+            notes.push(format!(
+                "zone {zone} is to take {} bytes of copies, and its disks have {free} free",
+                moves.bytes_in
+            ));
+            satisfiable = false;
+        }
+    }
     let moves = run
         .zones
         .iter()
@@ -230,8 +250,9 @@ fn copy_sets(state: &State, class: &StorageClass) -> Vec<CopySet> {
                     .get(&hither_proto::ids::ChunkserverId(member.server));
                 let disk =
                     server.and_then(|s| s.shown.disks.iter().find(|d| d.index == member.disk));
-                let used = disk.map_or(0, |d| d.total_bytes.saturating_sub(d.free_bytes));
-                used / groups_on(member.server, member.disk) as u64
+                // What else is on the disk is none of the groups'.
+                let held = disk.map_or(0, |disk| disk.copy_bytes);
+                held / groups_on(member.server, member.disk) as u64
             });
             CopySet {
                 layout: Layout::Copies,
@@ -245,4 +266,94 @@ fn copy_sets(state: &State, class: &StorageClass) -> Vec<CopySet> {
             }
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use hither_proto::ids::ChunkserverId;
+    use hither_proto::map::{Chunkserver, Disk, ServerState as Shown};
+
+    use super::*;
+    use crate::decide::plan;
+    use crate::state::ServerState;
+
+    /// Zones a, b and c with a server each, and a class with copies in a and b. Of each disk
+    /// 700 GB are used, and 8 GB of that by copies.
+    fn three_zones(free_bytes: u64) -> State {
+        let mut state = State::default();
+        for (at, zone) in ["a", "b", "c"].iter().enumerate() {
+            let id = at as u64 + 1;
+            let shown = Chunkserver {
+                id,
+                zone: (*zone).to_owned(),
+                labels: vec![format!("zone={zone}")],
+                state: Shown::Up.into(),
+                disks: vec![Disk {
+                    total_bytes: 700 * GB + free_bytes,
+                    free_bytes,
+                    copy_bytes: 8 * GB,
+                    ..Disk::default()
+                }],
+                ..Chunkserver::default()
+            };
+            let server = ServerState {
+                shown,
+                ..ServerState::default()
+            };
+            state.servers.insert(ChunkserverId(id), server);
+        }
+        let made = class_set(&state, &request("zone=a,zone=b", false, false)).unwrap();
+        plan(&made.next.unwrap())
+    }
+
+    fn request(keep: &str, replace: bool, dry_run: bool) -> ClassSet {
+        ClassSet {
+            class: Some(StorageClass {
+                name: "two".into(),
+                keep: keep.into(),
+                ..StorageClass::default()
+            }),
+            replace,
+            dry_run,
+            force: false,
+        }
+    }
+
+    #[test]
+    fn a_dry_run_estimates_what_copies_hold_not_what_else_is_on_the_disks() {
+        let state = three_zones(300 * GB);
+        let outcome = class_set(&state, &request("zone=a,zone=c", true, true)).unwrap();
+        assert_eq!(outcome.next, None);
+        let moves = &outcome.reply.moves;
+        assert_eq!(moves.len(), 1);
+        assert_eq!(moves[0].zone, "c");
+        let groups = state.groups.len() as u64;
+        assert!(
+            moves[0].bytes <= 8 * GB && moves[0].bytes + groups >= 8 * GB,
+            "{moves:?}"
+        );
+        assert!(outcome.reply.satisfiable, "{:?}", outcome.reply.notes);
+    }
+
+    #[test]
+    fn a_dry_run_says_when_the_disks_have_no_room_for_it() {
+        let state = three_zones(5 * GB);
+        let outcome = class_set(&state, &request("zone=a,zone=c", true, true)).unwrap();
+        assert!(!outcome.reply.satisfiable);
+        let notes = outcome.reply.notes.join("; ");
+        assert!(notes.contains("zone c"), "{notes}");
+    }
+
+    #[test]
+    fn a_class_that_is_not_there_is_not_changed_nor_tried() {
+        let state = three_zones(300 * GB);
+        let mut unknown = request("zone=a", true, true);
+        unknown.class.as_mut().unwrap().name = "tow".into();
+        let refused = class_set(&state, &unknown).unwrap_err();
+        assert!(refused.contains("there are: two"), "{refused}");
+        unknown.dry_run = false;
+        assert!(class_set(&state, &unknown).is_err());
+    }
+
+    const GB: u64 = 1_000_000_000;
 }

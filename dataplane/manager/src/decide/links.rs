@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use hither_proto::ids::{ChunkserverId, GroupId};
+use hither_proto::manager::ReportUnreachable;
 use hither_proto::map::MemberState;
 
 use super::take_out;
@@ -74,6 +75,23 @@ pub fn link_broken(
     take_out(group, last_to).then_some(next)
 }
 
+/// A metadata server could not reach a member for long: the member leaves the in-sync set of the
+/// group, or with group 0 of all its groups, as far as others are left there. Also the groups that
+/// it left; `None`: nothing to be done (void in another epoch, or it is the last).
+#[must_use]
+pub fn out_of_reach(state: &State, report: &ReportUnreachable) -> Option<(State, Vec<GroupId>)> {
+    let to = ChunkserverId(report.to);
+    let mut next = state.clone();
+    let mut left = Vec::new();
+    for (id, group) in &mut next.groups {
+        let meant = report.group == 0 || (id.0 == report.group && group.epoch == report.epoch);
+        if meant && take_out(group, to) {
+            left.push(*id);
+        }
+    }
+    (!left.is_empty()).then_some((next, left))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +114,51 @@ mod tests {
         assert!(chain_exists(&ids(&[1, 2]), &[], &unreachable));
         assert!(!chain_exists(&ids(&[1]), &[], &unreachable));
         assert!(chain_exists(&[], &[], &both));
+    }
+
+    #[test]
+    fn a_member_out_of_a_metadata_servers_reach_leaves_unless_it_is_the_last() {
+        use hither_proto::map::{Group, Member};
+
+        let member = |server, state: MemberState| Member {
+            server,
+            disk: 0,
+            state: state.into(),
+        };
+        let (in_sync, lagging) = (MemberState::InSync, MemberState::Lagging);
+        let mut state = State::default();
+        for (id, members) in [
+            (7, vec![member(1, in_sync), member(2, in_sync)]),
+            (8, vec![member(1, in_sync), member(2, lagging)]),
+            (9, vec![member(1, in_sync), member(2, in_sync)]),
+        ] {
+            let group = Group {
+                id,
+                epoch: 3,
+                members,
+                ..Group::default()
+            };
+            state.groups.insert(GroupId(id), group);
+        }
+        let report = |group, epoch| ReportUnreachable {
+            to: 1,
+            group,
+            epoch,
+            needs_all: true,
+            ..ReportUnreachable::default()
+        };
+        let (next, left) = out_of_reach(&state, &report(7, 3)).unwrap();
+        assert_eq!(left, [GroupId(7)]);
+        assert_eq!(next.groups[&GroupId(7)].epoch, 4);
+        assert_eq!(
+            next.groups[&GroupId(7)].members[0].state,
+            i32::from(lagging)
+        );
+        assert_eq!(out_of_reach(&state, &report(7, 2)), None, "void by now");
+        assert_eq!(out_of_reach(&state, &report(8, 3)), None, "the last one");
+        let (next, left) = out_of_reach(&state, &report(0, 0)).unwrap();
+        assert_eq!(left, [GroupId(7), GroupId(9)]);
+        assert_eq!(out_of_reach(&next, &report(0, 0)), None);
     }
 
     #[test]

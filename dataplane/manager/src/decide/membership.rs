@@ -315,6 +315,12 @@ fn describe(state: &mut State, id: ChunkserverId, said: &Chunkserver) {
         {
             disk.free_bytes = old.free_bytes;
         }
+        if let Some(old) = old
+            && old.copy_bytes.abs_diff(disk.copy_bytes)
+                <= (old.copy_bytes / COPY_STEPS).max(COPY_STEP_MIN)
+        {
+            disk.copy_bytes = old.copy_bytes;
+        }
     }
     server.own_labels = std::mem::take(&mut shown.labels);
     server.gone = false;
@@ -414,6 +420,9 @@ pub(crate) fn is_in_sync(state: i32) -> bool {
 const HOLD: Duration = Duration::from_secs(10);
 /// Steps in which the map shows free space.
 const FREE_STEPS: u64 = 64;
+/// What copies take is shown anew when it changed by more than this part of itself.
+const COPY_STEPS: u64 = 8;
+const COPY_STEP_MIN: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {

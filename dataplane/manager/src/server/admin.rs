@@ -1,9 +1,11 @@
 //! What people and the operator ask for.
 
-use hither_metastore::MetaStore;
+use std::sync::Arc;
+
+use hither_metastore::{Error, MetaStore};
 use hither_net::{Incoming, NetError, Responder};
 use hither_proto::common::Empty;
-use hither_proto::ids::{ChunkserverId, ClassId};
+use hither_proto::ids::ChunkserverId;
 use hither_proto::kind::Kind;
 use hither_proto::manager::{
     ClassName, ClassSet, ClusterStatus, DistanceSet, GroupHealth, ServerForget, ServerLabel,
@@ -12,7 +14,8 @@ use hither_proto::manager::{
 use hither_proto::map::MemberState;
 use hither_proto::status::{Errno, Status};
 
-use super::Task;
+use super::uses::{Uses, uses};
+use super::{Message, Task};
 use crate::decide;
 use crate::state::State;
 
@@ -39,14 +42,7 @@ impl<S: MetaStore> Task<S> {
                     Err(text) => responder.fail(Errno::EINVAL.into(), text),
                 }
             }
-            Kind::CLASS_DELETE => {
-                let name: ClassName = incoming.decode()?;
-                if let Some(ClassId(id)) = self.class_id(&name.name) {
-                    tracing::info!(class = name.name, id, "class is removed");
-                }
-                let next = decide::class_deleted(&self.state, &name.name);
-                self.answer_change(next, responder).await;
-            }
+            Kind::CLASS_DELETE => self.class_delete(incoming.decode()?, responder),
             Kind::SERVER_LABEL => {
                 let change: ServerLabel = incoming.decode()?;
                 let id = ChunkserverId(change.server);
@@ -81,6 +77,53 @@ impl<S: MetaStore> Task<S> {
             }
         }
         Ok(())
+    }
+
+    /// Looks for what names the class; the answer comes when the whole store has been read.
+    fn class_delete(&self, class: ClassName, responder: Responder) {
+        // Without a search if it is refused anyway.
+        if let Err(text) = decide::class_deleted(&self.state, &class.name) {
+            return responder.fail(Errno::EINVAL.into(), text);
+        }
+        let (Some(id), Some(inbox)) = (self.class_id(&class.name), self.inbox.upgrade()) else {
+            return responder.fail(Status::RETRY, "the manager ends");
+        };
+        let Ok(alone) = Arc::clone(&self.class_scan).try_lock_owned() else {
+            let text = "another storage class is being removed: try again when that is done";
+            return responder.fail(Status::BUSY, text);
+        };
+        let store = Arc::clone(&self.store);
+        tokio::spawn(async move {
+            let found = uses(&*store, id).await;
+            drop(alone);
+            // A manager that has stopped drops the responder, which asks the caller to try again.
+            let _ = inbox
+                .send(Message::ClassUsed(class.name, found, responder))
+                .await;
+        });
+    }
+
+    pub(super) async fn class_used(
+        &mut self,
+        name: &str,
+        uses: Result<Uses, Error>,
+        responder: Responder,
+    ) {
+        if !self.leads() {
+            return responder.fail(Status::NOT_LEADER, "this manager does not lead any more");
+        }
+        let refusal = match uses {
+            Ok(uses) => uses.refusal(name),
+            Err(error) => Some(format!(
+                "whether storage class {name:?} is in use cannot be told: {error}"
+            )),
+        };
+        if let Some(text) = refusal {
+            return responder.fail(Errno::EBUSY.into(), text);
+        }
+        tracing::info!(class = name, "storage class is removed");
+        let next = decide::class_deleted(&self.state, name);
+        self.answer_change(next, responder).await;
     }
 
     async fn answer_change(&mut self, next: Result<State, String>, responder: Responder) {

@@ -8,6 +8,8 @@ use hither_proto::meta::Recall;
 use hither_proto::stored::ChunkRef;
 use smallvec::SmallVec;
 
+use super::held::HeldTable;
+
 /// Data lease of a file.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(crate) enum Data {
@@ -67,8 +69,9 @@ pub(crate) struct Leases {
     pub(crate) open: SmallVec<[SessionId; 1]>,
     /// Recalls under way: nothing new is given meanwhile.
     pub(crate) recalling: u32,
-    /// The last exclusive lease ended uncleanly: chunks are being sealed.
-    pub(crate) sealing: bool,
+    /// Exclusive leases that ended uncleanly and whose chunks are being sealed. More than one when a
+    /// former writer dies as well: nothing is given until all are done.
+    pub(crate) seals: u16,
     /// A trim is under way.
     pub(crate) trimming: bool,
 }
@@ -80,8 +83,30 @@ impl Leases {
             && self.data == Data::None
             && self.open.is_empty()
             && self.recalling == 0
-            && !self.sealing
+            && self.seals == 0
             && !self.trimming
+    }
+
+    /// Whether the session caches attributes or entries of the inode.
+    fn caches(&self, session: SessionId) -> bool {
+        self.attributes.contains(&session)
+            || self.entries.iter().any(|held| held.session == session)
+    }
+
+    /// Whether the session has the file open, or may write it.
+    fn uses(&self, session: SessionId) -> bool {
+        self.open.contains(&session)
+            || matches!(&self.data, Data::Exclusive(held) if held.session == session)
+    }
+
+    /// Whether chunks of the file are being sealed.
+    pub(crate) fn is_sealing(&self) -> bool {
+        self.seals > 0
+    }
+
+    /// A seal is to be carried out; [`Core::end_seal`](crate::core::Core) takes it back.
+    pub(crate) fn begin_seal(&mut self) {
+        self.seals = self.seals.saturating_add(1);
     }
 
     /// Whether the session holds anything that keeps it informed of the inode.
@@ -116,9 +141,19 @@ pub(crate) struct LeaseTable {
     given: u64,
     /// While a session of before a takeover is missing: below, an unknown writer may be about.
     pub(crate) unsure_below: Option<InodeId>,
+    /// What each session holds, oldest first.
+    held: HeldTable,
 }
 
 impl LeaseTable {
+    /// A table in which sessions hold leases on so many inodes at most.
+    pub(crate) fn new(session_inodes_max: usize) -> Self {
+        Self {
+            held: HeldTable::new(session_inodes_max),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn of(&self, ino: InodeId) -> Option<&Leases> {
         self.by_inode.get(&ino).map(AsRef::as_ref)
     }
@@ -137,11 +172,12 @@ impl LeaseTable {
         }
     }
 
-    /// Forgets all leases on an inode that is gone; recalls under way still end.
+    /// Forgets all leases on an inode that is gone; recalls and seals under way still end.
     pub(crate) fn clear(&mut self, ino: InodeId) {
         if let Some(leases) = self.by_inode.get_mut(&ino) {
             **leases = Leases {
                 recalling: leases.recalling,
+                seals: leases.seals,
                 ..Leases::default()
             };
         }
@@ -169,21 +205,37 @@ impl LeaseTable {
         }
         let leases = self.of_mut(ino);
         let foreign_writer = matches!(&leases.data, Data::Exclusive(e) if e.session != session);
-        if leases.recalling > 0 || leases.sealing || foreign_writer {
+        let refused = leases.recalling > 0 || leases.is_sealing() || foreign_writer;
+        let new = !leases.attributes.contains(&session);
+        if refused || (new && self.held.is_behind(session)) {
             self.prune(ino);
             return false;
         }
-        if !leases.attributes.contains(&session) {
-            leases.attributes.push(session);
+        if new {
+            self.note_attributes(ino, session);
         }
         true
+    }
+
+    /// The session has the attributes lease from now on.
+    pub(crate) fn note_attributes(&mut self, ino: InodeId, session: SessionId) {
+        let leases = self.of_mut(ino);
+        let known = leases.entries.iter().any(|held| held.session == session);
+        leases.attributes.push(session);
+        if !known {
+            self.held.note(session, ino);
+        }
     }
 
     /// Takes over a lease on entries that a predecessor had given.
     pub(crate) fn restate_entries(&mut self, dir: InodeId, session: SessionId) {
         let leases = self.of_mut(dir);
         if !leases.entries.iter().any(|held| held.session == session) {
+            let known = leases.attributes.contains(&session);
             leases.entries.push(EntriesHeld::new(session, 0));
+            if !known {
+                self.held.note(session, dir);
+            }
         }
     }
 
@@ -191,8 +243,10 @@ impl LeaseTable {
     pub(crate) fn give_entries(&mut self, dir: InodeId, session: SessionId) -> bool {
         self.given += 1;
         let given = self.given;
+        let behind = self.held.is_behind(session);
         let leases = self.of_mut(dir);
-        if leases.recalling > 0 {
+        let known = leases.attributes.contains(&session);
+        if leases.recalling > 0 || (behind && !known) {
             self.prune(dir);
             return false;
         }
@@ -205,7 +259,12 @@ impl LeaseTable {
                 held.conflicts = 0;
                 held.given = given;
             }
-            None => leases.entries.push(EntriesHeld::new(session, given)),
+            None => {
+                leases.entries.push(EntriesHeld::new(session, given));
+                if !known {
+                    self.held.note(session, dir);
+                }
+            }
         }
         true
     }
@@ -230,7 +289,7 @@ impl LeaseTable {
                 && leases.data == Data::None
                 && leases.open.is_empty()
                 && leases.recalling == 0
-                && !leases.sealing
+                && !leases.is_sealing()
                 && !leases.trimming;
             if plain {
                 wanted.extend(leases.attributes.iter().map(|session| Wanted {
@@ -244,6 +303,37 @@ impl LeaseTable {
             }
         }
         wanted
+    }
+
+    /// What sessions hold beyond their bound, oldest first, to be asked back: up to `count`. Files
+    /// that are open or written are left to their sessions.
+    pub(crate) fn surplus(&mut self, count: usize) -> Vec<Wanted> {
+        let mut held = std::mem::take(&mut self.held);
+        let wanted = held.ask_back(count, |session, ino| {
+            let leases = self.of(ino);
+            leases.is_some_and(|leases| leases.caches(session))
+        });
+        let mut recalls = Vec::with_capacity(wanted.len());
+        for (session, ino) in wanted {
+            let Some(leases) = self.of(ino) else { continue };
+            if leases.recalling > 0 || leases.uses(session) {
+                held.note(session, ino);
+                continue;
+            }
+            let shared = matches!(&leases.data, Data::Shared(of) if of.contains(&session));
+            recalls.push(Wanted {
+                session,
+                recall: Recall {
+                    ino: ino.0,
+                    attributes: leases.attributes.contains(&session),
+                    entries: leases.entries.iter().any(|held| held.session == session),
+                    data_lease: u64::from(shared),
+                    ..Recall::default()
+                },
+            });
+        }
+        self.held = held;
+        recalls
     }
 
     /// What must be given back before attributes of `ino` change for `session`.
@@ -400,6 +490,7 @@ impl LeaseTable {
     /// Forgets everything a session holds; returns the files it held exclusively.
     pub(crate) fn forget_session(&mut self, session: SessionId) -> Vec<(InodeId, Exclusive)> {
         let mut exclusive = Vec::new();
+        self.held.forget(session);
         for ino in self.inodes_of(session) {
             let leases = self.of_mut(ino);
             leases.attributes.retain(|holder| *holder != session);

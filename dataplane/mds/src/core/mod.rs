@@ -23,6 +23,7 @@ mod batch;
 mod cache;
 mod commit;
 mod event;
+mod held;
 mod ids;
 mod lease;
 mod loads;
@@ -61,4 +62,6 @@ pub struct Options {
     pub batch_delay: std::time::Duration,
     /// Inodes kept in memory; beyond, clean and unleased ones are dropped.
     pub cached_inodes_max: usize,
+    /// Inodes one session may have leases on; beyond, the oldest are asked back.
+    pub session_inodes_max: usize,
 }

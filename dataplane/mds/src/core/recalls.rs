@@ -57,6 +57,19 @@ impl Core {
         id
     }
 
+    /// Asks back leases that keep `over` inodes too many in memory, and those that sessions hold
+    /// beyond their bound.
+    pub(crate) fn recall_for_room(&mut self, over: usize) {
+        let more = ROOM_RECALLS_MAX.saturating_sub(self.recalls.len());
+        for wanted in self.leases.for_room(over.min(more)) {
+            self.recall(wanted);
+        }
+        let more = ROOM_RECALLS_MAX.saturating_sub(self.recalls.len());
+        for wanted in self.leases.surplus(more) {
+            self.recall(wanted);
+        }
+    }
+
     /// Takes in what came of a recall. One that was not answered is sent again later, and when the
     /// holder comes back.
     pub(crate) fn recall_answered(&mut self, id: u64, answer: Option<RecallReply>) {
@@ -194,6 +207,8 @@ impl Core {
     }
 }
 
+/// Recalls under way up to which leases are asked back for room.
+const ROOM_RECALLS_MAX: usize = 1024;
 /// First and longest pause before a recall that was not answered is sent again.
 const RESEND_PAUSE_MIN: Duration = Duration::from_millis(100);
 const RESEND_PAUSE_MAX: Duration = Duration::from_secs(2);

@@ -145,10 +145,11 @@ impl Core {
         if lease.entries {
             self.leases.restate_entries(ino, id);
         }
-        let leases = self.leases.of_mut(ino);
-        if lease.attributes && !leases.attributes.contains(&id) {
-            leases.attributes.push(id);
+        let known = self.leases.of(ino);
+        if lease.attributes && !known.is_some_and(|leases| leases.attributes.contains(&id)) {
+            self.leases.note_attributes(ino, id);
         }
+        let leases = self.leases.of_mut(ino);
         if lease.exclusive {
             let foreign = matches!(&leases.data, Data::Exclusive(held) if held.session != id);
             if foreign {

@@ -89,6 +89,8 @@ pub(crate) struct Task {
     pub(crate) fresh: SmallVec<[InodeId; 2]>,
     /// Names that were given back for this task: not asked for again.
     pub(crate) given_back: Vec<GivenName>,
+    /// It has waited for another session's data.
+    pub(crate) behind_writer: bool,
 }
 
 /// What a parked task waits for.
@@ -102,6 +104,8 @@ pub(crate) enum Blocker {
     Recall(u64),
     /// The sessions of before are back or out of time.
     Recovered,
+    /// Another rank has authority: until the table of subtrees changes.
+    Authority,
     /// The metadata store failed: after a pause.
     Pause,
     /// The open batch is full: until the next one is open.
@@ -148,6 +152,8 @@ pub(crate) struct Attempt {
     pub(crate) changed: bool,
     pub(crate) fresh: SmallVec<[InodeId; 2]>,
     pub(crate) given_back: Vec<GivenName>,
+    /// Another session had to write back first.
+    pub(crate) behind_writer: bool,
 }
 
 impl Attempt {
@@ -163,6 +169,7 @@ impl Attempt {
             changed: false,
             fresh: SmallVec::new(),
             given_back: Vec::new(),
+            behind_writer: false,
         }
     }
 
@@ -244,11 +251,12 @@ impl Core {
         let committed = restored.last_batch;
         let (grace, lease) = (options.replay_grace, options.session_lease);
         let recovery = Recovery::of(missing, now, grace, lease);
+        let leases = LeaseTable::new(options.session_inodes_max);
         let mut core = Self {
             options,
             now,
             cache: Cache::default(),
-            leases: LeaseTable::default(),
+            leases,
             locks: Locks::restored(restored.locks),
             sessions,
             ending: BTreeMap::new(),
@@ -350,6 +358,7 @@ impl Core {
             .into_iter()
             .map(|(dir, fragment, rank, epoch)| ((dir, fragment), (rank, epoch)))
             .collect();
+        self.wake(&Blocker::Authority);
     }
 
     pub(crate) fn spawn(&mut self, work: Work) {
@@ -368,6 +377,7 @@ impl Core {
                 waits: 0,
                 fresh: SmallVec::new(),
                 given_back: Vec::new(),
+                behind_writer: false,
             },
         );
         id
@@ -481,6 +491,7 @@ impl Core {
             changed: false,
             fresh: std::mem::take(&mut task.fresh),
             given_back: std::mem::take(&mut task.given_back),
+            behind_writer: task.behind_writer,
         };
         let served = |id: SessionId| self.sessions.get(&id).is_some_and(|s| !s.evicting);
         if task.work.request().is_some() && !served(session) {
@@ -501,6 +512,7 @@ impl Core {
         };
         task.fresh = std::mem::take(&mut attempt.fresh);
         task.given_back = std::mem::take(&mut attempt.given_back);
+        task.behind_writer = attempt.behind_writer;
         match result {
             Ok(reply) => self.finish(&task, &attempt, Ok(reply)),
             Err(Stop::Refuse(refusal)) => self.finish(&task, &attempt, Err(refusal)),
@@ -566,10 +578,7 @@ impl Core {
         }
         self.cache = cache;
         let over = self.cache.inodes.len().saturating_sub(max);
-        let more = ROOM_RECALLS_MAX.saturating_sub(self.recalls.len());
-        for wanted in self.leases.for_room(over.min(more)) {
-            self.recall(wanted);
-        }
+        self.recall_for_room(over);
     }
 
     pub(crate) fn tick(&mut self) {
@@ -588,7 +597,5 @@ impl Core {
     }
 }
 
-/// Recalls under way up to which leases are asked back for room.
-const ROOM_RECALLS_MAX: usize = 1024;
 /// Pause before a task of the system tries a failing store again.
 const STORE_PAUSE: Duration = Duration::from_millis(500);

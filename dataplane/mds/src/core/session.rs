@@ -285,7 +285,7 @@ impl Core {
             .collect();
         self.ending.insert(id, steps);
         for (ino, chunks) in to_seal {
-            self.leases.of_mut(ino).sealing = true;
+            self.leases.of_mut(ino).begin_seal();
             self.spawn(Work::Seal {
                 ino,
                 chunks: chunks.into_values().collect(),

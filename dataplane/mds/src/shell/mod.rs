@@ -23,6 +23,7 @@ use hither_metastore::MetaStore;
 use hither_net::{Identity, Listener, NoHandler, Pool};
 use hither_proto::common::Role;
 use hither_proto::ids::{Epoch, RankId};
+use hither_proto::manager::ReportUnreachable;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 
@@ -124,14 +125,14 @@ pub(crate) struct Shared<S> {
     pub(crate) reaper_wake: Notify,
     pub(crate) rank: RankId,
     pub(crate) epoch: Epoch,
-    pub(crate) unreachable: Box<dyn Fn(u64, u32, u64) + Send + Sync>,
+    pub(crate) unreachable: Box<dyn Fn(ReportUnreachable) + Send + Sync>,
     pub(crate) batches: AtomicU64,
 }
 
 impl RankServer {
     /// Claims the rank in the store (fencing whoever had it), makes the root directory of a new
     /// cluster, and serves. With a holder in the configuration it waits first, for as long as it
-    /// takes, until nobody else holds the rank. `unreachable` is told of chunkservers (id, group, epoch) that do not
+    /// takes, until nobody else holds the rank. `unreachable` is told of chunkservers that do not
     /// answer.
     ///
     /// # Errors
@@ -141,7 +142,7 @@ impl RankServer {
         identity: Identity,
         store: Arc<S>,
         map: watch::Receiver<Arc<ClusterView>>,
-        unreachable: Box<dyn Fn(u64, u32, u64) + Send + Sync>,
+        unreachable: Box<dyn Fn(ReportUnreachable) + Send + Sync>,
     ) -> Result<Self, RankError> {
         let (events, inbox) = mpsc::unbounded_channel();
         let mut background = Background::default();
@@ -260,6 +261,7 @@ fn options(config: &RankConfig, epoch: Epoch) -> Options {
         early_answers: config.early_answers,
         batch_delay: BATCH_DELAY,
         cached_inodes_max: config.cached_inodes_max,
+        session_inodes_max: SESSION_INODES_MAX,
     }
 }
 
@@ -276,6 +278,8 @@ impl Drop for RankServer {
     }
 }
 
+/// Inodes a session may have leases on: twice what a mount keeps by default.
+const SESSION_INODES_MAX: usize = 400_000;
 /// Time an open batch waits for company while nobody waits for it.
 const BATCH_DELAY: Duration = Duration::from_millis(5);
 /// Time after a takeover in which only sessions that come back are served.

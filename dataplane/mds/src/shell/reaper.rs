@@ -12,7 +12,7 @@ use hither_proto::kind::Kind;
 use hither_proto::map::MemberState;
 
 use super::Shared;
-use super::chunks::Outcome;
+use super::chunks::{About, Outcome};
 use crate::keys;
 
 /// Works the list off whenever something was put on it. Ends with the rank.
@@ -76,11 +76,21 @@ async fn free<S: MetaStore>(
     };
     for member in members {
         match shared
-            .ask(&map, member, group, epoch, Kind::CHUNK_DELETE, &delete)
+            .ask(
+                About {
+                    map: &map,
+                    group,
+                    epoch,
+                    needs_all: false,
+                },
+                member,
+                Kind::CHUNK_DELETE,
+                &delete,
+            )
             .await
         {
             Ok(_) | Err(Outcome::NoSuchChunk) => {}
-            Err(Outcome::Again) => return false,
+            Err(Outcome::Superseded | Outcome::Again) => return false,
         }
     }
     let mut batch = Batch::new();

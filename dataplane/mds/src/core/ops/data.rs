@@ -31,6 +31,9 @@ impl Core {
         self.need_inode(attempt, ino, op.hint.as_ref())?;
         self.need_file(ino)?;
         self.need_known_holders(ino, op.exclusive)?;
+        let data = self.leases.of(ino).map(|leases| &leases.data);
+        attempt.behind_writer |=
+            matches!(data, Some(Data::Exclusive(held)) if held.session != attempt.session);
         self.need_calm(attempt, ino)?;
         self.need_refs(ino, 0, INLINE_CHUNKS)?;
         let mut wanted = self.leases.data_holders(ino, attempt.session, op.exclusive);
@@ -49,6 +52,7 @@ impl Core {
             space: op.exclusive.then(|| self.space(ino)),
             data_lease: lease,
             data_exclusive: op.exclusive || lease != SHARED,
+            behind_writer: attempt.behind_writer,
             chunks,
             epochs,
             ..self.reply_with(attempt, ino)
@@ -99,7 +103,7 @@ impl Core {
         let Some(leases) = self.leases.of(ino) else {
             return self.need_trimmed(ino);
         };
-        if leases.sealing || leases.recalling > 0 {
+        if leases.is_sealing() || leases.recalling > 0 {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
         // A foreign writer gives its lease back first: a trim would number it anew behind its back.
@@ -238,7 +242,7 @@ impl Core {
             }
         }
         leases.data = Data::None;
-        leases.sealing = true;
+        leases.begin_seal();
         self.spawn(Work::Seal { ino, chunks });
     }
 

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use hither_proto::common::Failure;
 use hither_proto::fragment::Fragment;
-use hither_proto::ids::{ABOVE_ROOT, InodeId, NameHash, ROOT, RankId};
+use hither_proto::ids::{ABOVE_ROOT, InodeId, NameHash, ROOT, RankId, STRAYS};
 use hither_proto::meta::{Getattr, Hint, Lookup, Recall, Reply};
 use hither_proto::status::{Errno, Status};
 use hither_proto::stored::Inode;
@@ -14,9 +14,6 @@ use crate::core::cache::{Dir, EntryKey, LoadKey, Target};
 use crate::core::event::Refusal;
 use crate::core::lease::{Data, Wanted};
 use crate::core::run::{Attempt, Core, Stop};
-
-/// Directory of unlinked inodes that are still held open, or whose other names remain.
-pub(crate) const STRAYS: InodeId = InodeId(2);
 
 impl Core {
     /// Makes sure that the inode is in memory, and that this rank serves it.

@@ -2,13 +2,12 @@
 
 use bytes::Bytes;
 use hither_proto::fragment::Fragment;
-use hither_proto::ids::{ChunkId, ChunkIndex, GroupId, InodeId, LeaseId, SessionId};
+use hither_proto::ids::{ChunkId, ChunkIndex, GroupId, InodeId, LeaseId, STRAYS, SessionId};
 use hither_proto::meta::{OpenInode, Reply, Unlink};
 use hither_proto::status::Errno;
 use hither_proto::stored::{ChunkRef, FreeChunk};
 use prost::Message;
 
-use super::find::STRAYS;
 use super::{Outcome, check_name, is_dir};
 use crate::core::batch::{OPERATION_BYTES_MAX, Object, back_pointer};
 use crate::core::cache::{EntryKey, LoadKey, Target};

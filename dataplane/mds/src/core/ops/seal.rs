@@ -3,6 +3,7 @@
 
 use hither_proto::ids::{ChunkId, Epoch, GroupId, InodeId, RequestNumber, SessionId};
 use hither_proto::meta::Reply;
+use hither_proto::status::Status;
 use hither_proto::stored::ChunkRef;
 
 use super::create::length_in_chunk;
@@ -22,8 +23,16 @@ impl Core {
         ino: InodeId,
         chunks: &[SealChunk],
     ) -> Outcome {
+        // The cut comes first: its lease id is the lower one, and members would refuse it.
+        if self.leases.of(ino).is_some_and(|leases| leases.trimming) {
+            return Err(Stop::Block(Blocker::Inode(ino)));
+        }
         match self.need_inode(attempt, ino, None) {
             Ok(()) => self.need_refs(ino, 0, u32::MAX)?,
+            // The file is another rank's now, which is no reason to free anything.
+            Err(Stop::Refuse(refusal)) if refusal.status == Status::NOT_MINE => {
+                return Err(Stop::Block(Blocker::Authority));
+            }
             // A file nobody can reach: its chunks are freed when its removal is carried out, and
             // a name without back-pointer has no data that was ever reported.
             Err(Stop::Refuse(_)) => {
@@ -70,7 +79,8 @@ impl Core {
         Ok(Reply::default())
     }
 
-    /// All members agree again: what exists and counts is kept, the rest is freed.
+    /// All members agree again: what exists and counts is kept, the rest is freed. Chunks that a later
+    /// seal has taken over are not listed.
     pub(crate) fn sealed(&mut self, ino: InodeId, chunks: &[(SealChunk, bool, Epoch)]) {
         let mut attempt = Attempt::of_session(SessionId(0));
         self.note_absent_pages(ino, chunks.iter().filter_map(|(chunk, ..)| chunk.index));
@@ -97,7 +107,11 @@ impl Core {
     }
 
     fn end_seal(&mut self, ino: InodeId) {
-        self.leases.of_mut(ino).sealing = false;
+        let leases = self.leases.of_mut(ino);
+        leases.seals = leases.seals.saturating_sub(1);
+        if leases.is_sealing() {
+            return;
+        }
         if let Some(slot) = self.cache.inodes.get_mut(&ino)
             && slot.inode.rare().pending_seal
         {
@@ -113,12 +127,12 @@ impl Core {
     /// Makes sure that no cut or seal of the file is under way or was left by a predecessor: it is
     /// finished before anybody reads or extends the file.
     pub(crate) fn need_trimmed(&mut self, ino: InodeId) -> Result<(), Stop> {
-        let under_way = |leases: &Leases| leases.trimming || leases.sealing;
+        let under_way = |leases: &Leases| leases.trimming || leases.is_sealing();
         if self.leases.of(ino).is_some_and(under_way) {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
         if self.cache.inodes[&ino].inode.rare().pending_seal {
-            self.leases.of_mut(ino).sealing = true;
+            self.leases.of_mut(ino).begin_seal();
             let chunks = Vec::new();
             self.spawn(Work::Seal { ino, chunks });
             return Err(Stop::Block(Blocker::Inode(ino)));

@@ -1,7 +1,7 @@
 //! Bounds: of batches, of values, of what a session may keep.
 
 use bytes::Bytes;
-use hither_proto::ids::ROOT;
+use hither_proto::ids::{ROOT, SessionId};
 use hither_proto::meta::{SetLock, SetXattr, Setattr, Unlink, request::Op};
 use hither_proto::status::Errno;
 use hither_proto::stored::{HeldLock, LockTable};
@@ -362,6 +362,31 @@ fn leases_are_asked_back_for_room() {
     let left = world.core.cached_inodes();
     assert!(left <= 1000, "{left} inodes in memory");
     assert!(world.lookup(a, ROOT.0, "f17").is_some());
+}
+
+/// One session could hold leases without end: those it got first are asked back.
+#[test]
+fn a_session_holds_no_more_leases_than_its_bound() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let kept = world.create(b, ROOT.0, "kept", FILE);
+    let open = open_new(&mut world, a, "open").0;
+    let made: Vec<u64> = (0..440)
+        .map(|n| world.create(a, ROOT.0, &format!("f{n}"), FILE))
+        .collect();
+    for _ in 0..10 {
+        world.settle();
+    }
+    let leased = |world: &World, of: SessionId| {
+        let held = made.iter().filter(|ino| world.leases_attributes(of, **ino));
+        held.count()
+    };
+    assert!(leased(&world, a) <= 400, "{} leases", leased(&world, a));
+    assert!(leased(&world, a) >= 300, "{} leases", leased(&world, a));
+    assert!(!world.leases_attributes(a, made[0]), "the oldest go first");
+    assert!(world.leases_attributes(a, made[439]));
+    assert!(world.holds_exclusive(a, open), "what is written stays");
+    assert!(world.leases_attributes(b, kept), "nobody else pays for it");
 }
 
 /// A directory was being read while a file was removed from it: the removed name came back.

@@ -56,6 +56,27 @@ pub(super) fn freed(world: &World) -> usize {
 }
 
 #[test]
+fn a_reader_hears_that_it_waited_for_a_writer() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    assert!(!world.ask(a, acquire(ino, false)).unwrap().behind_writer);
+    let answer = WriteReport {
+        release: true,
+        ..report(ino, lease, 5000, vec![chunk])
+    };
+    world.on_recall = Box::new(move |_, recall| {
+        let report = (recall.data_lease != 0).then(|| answer.clone());
+        Some(RecallReply {
+            report,
+            ..RecallReply::default()
+        })
+    });
+    assert!(world.ask(b, acquire(ino, false)).unwrap().behind_writer);
+    assert!(!world.ask(b, acquire(ino, false)).unwrap().behind_writer);
+}
+
+#[test]
 fn create_gives_a_lease_and_a_chunk_and_a_reader_takes_it_over() {
     let mut world = World::new();
     let (a, b) = (world.session("a"), world.session("b"));

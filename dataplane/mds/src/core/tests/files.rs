@@ -235,6 +235,99 @@ fn the_death_of_a_former_writer_does_not_seal_the_file_under_the_present_one() {
         .unwrap();
 }
 
+/// The first seal that ended opened the file to others while the second was under way, which then
+/// was refused by the members for its lower lease id, and went on for ever.
+#[test]
+fn a_file_is_given_to_nobody_before_the_last_of_its_seals_is_done() {
+    let mut world = World::new();
+    let (a, b, c) = (world.session("a"), world.session("b"), world.session("c"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    let released = WriteReport {
+        release: true,
+        ..report(ino, lease, 100, vec![chunk])
+    };
+    world.ask(a, Op::WriteReport(released)).unwrap();
+    open_new(&mut world, a, "other");
+    world.ask(b, acquire(ino, true)).unwrap();
+    world.hold_data = true;
+    world.lose(b, &[a, c]);
+    let fenced = world.data_next().unwrap();
+    world.event(fenced);
+    // Servers still list what the former writer had open, which dies before the file is sealed.
+    world.open_chunks.insert(a, vec![listed(ino, &chunk)]);
+    world.lose(a, &[c]);
+    world.data_effects.rotate_left(1);
+    let fenced = world.data_next().unwrap();
+    world.event(fenced);
+    let seals = |world: &World| {
+        let of_file = |effect: &&Effect| matches!(effect, Effect::Seal(of, _) if of.0 == ino);
+        world.data_effects.iter().filter(of_file).count()
+    };
+    assert_eq!(seals(&world), 2);
+    let waiting = world.send(c, acquire(ino, true));
+    while seals(&world) > 0 {
+        assert_eq!(world.take(waiting), None, "{} are under way", seals(&world));
+        let event = world.data_next().unwrap();
+        world.event(event);
+        world.settle();
+    }
+    world.result(waiting).unwrap();
+}
+
+/// What had moved to another rank was taken for a file nobody can reach: its chunks were freed.
+#[test]
+fn a_file_of_another_rank_is_not_sealed_away() {
+    use hither_proto::fragment::Fragment;
+    use hither_proto::ids::{Epoch, RankId};
+
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    let report = Op::WriteReport(report(ino, lease, 100, vec![chunk]));
+    world.ask(a, report).unwrap();
+    let table = |rank| vec![(ROOT, Fragment::WHOLE, RankId(rank), Epoch(1))];
+    world.event(crate::core::Event::Subtrees(table(1)));
+    world.open_chunks.insert(a, vec![listed(ino, &chunk)]);
+    world.lose(a, &[b]);
+    world.settle();
+    assert_eq!(freed(&world), 0);
+    world.event(crate::core::Event::Subtrees(table(0)));
+    world.settle();
+    assert_eq!(freed(&world), 0);
+    let seen = world.ask(b, acquire(ino, false)).unwrap().chunks;
+    assert_eq!(seen.len(), 1);
+}
+
+/// Members refuse a lease id below one they know: the cut of a writer that died was refused for
+/// ever once the file had been sealed.
+#[test]
+fn a_dead_writers_file_is_sealed_after_the_cut_that_is_under_way() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    let written = Op::WriteReport(report(ino, lease, 10_000, vec![chunk]));
+    world.ask(a, written).unwrap();
+    world.hold_data = true;
+    world.send(a, cut(ino, 100));
+    world.open_chunks.insert(a, vec![listed(ino, &chunk)]);
+    world.lose(a, &[b]);
+    let kinds = |world: &World| -> Vec<&'static str> {
+        let kind = |effect: &Effect| match effect {
+            Effect::Trim(..) => "trim",
+            Effect::Seal(..) => "seal",
+            _ => "fence",
+        };
+        world.data_effects.iter().map(kind).collect()
+    };
+    assert_eq!(kinds(&world), ["trim", "fence"]);
+    world.data_effects.rotate_left(1);
+    let fenced = world.data_next().unwrap();
+    world.event(fenced);
+    assert_eq!(kinds(&world), ["trim"]);
+    trim_next(&mut world);
+    assert_eq!(kinds(&world), ["seal"]);
+}
+
 /// Answered early, a cut would be carried out anew by a successor, behind later writes.
 #[test]
 fn a_cut_is_answered_only_when_it_is_in_the_store() {

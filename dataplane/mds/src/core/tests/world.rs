@@ -514,6 +514,7 @@ fn start(
             early_answers: true,
             batch_delay: Duration::from_millis(5),
             cached_inodes_max: 1000,
+            session_inodes_max: 400,
         },
         Restored {
             sessions,
