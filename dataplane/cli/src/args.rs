@@ -26,6 +26,8 @@ pub(crate) enum Command {
     Playground(Playground),
     /// Mount the cluster, or a directory of it
     Mount(Mount),
+    /// Serve mounts that another process makes and hands over (the mount pod of a node)
+    Mounter(Mounter),
     /// Run a manager (with the embedded store: and the metadata ranks)
     Manager(Manager),
     /// Run a metadata server (with a store outside the manager)
@@ -124,6 +126,13 @@ pub(crate) struct PlaygroundDown {
     /// Remove the data as well
     #[arg(long)]
     pub(crate) delete: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Mounter {
+    /// Unix socket at which mounts are handed over; made anew
+    #[arg(long)]
+    pub(crate) socket: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]

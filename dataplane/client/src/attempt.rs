@@ -172,7 +172,7 @@ impl Inner {
                 }
                 self.servers.answered(server.id, begun.elapsed());
                 if let Some(known) = map.server(server.id) {
-                    let locality = locality_of(&self.config, known);
+                    let locality = locality_of(&self.servers.standpoint(), known);
                     self.counters
                         .read(locality, server.id.0, bytes.len() as u64);
                 }

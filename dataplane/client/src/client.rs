@@ -21,7 +21,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
-use crate::config::ClientConfig;
+use crate::config::{ClientConfig, Standpoint};
 use crate::counters::{Counters, LocalityReport};
 use crate::error::FsError;
 use crate::file::{File, Lease, OpenFile};
@@ -116,7 +116,11 @@ impl Client {
             boot_id: rand::random(),
             ..Identity::default()
         };
-        let link = ManagerLink::start(config.managers.clone(), identity.clone(), &config.zone);
+        let link = ManagerLink::start(
+            config.managers.clone(),
+            identity.clone(),
+            &config.standpoint.zone,
+        );
         let counters = Arc::new(Counters::default());
         let inner = Arc::new_cyclic(|me| Inner {
             me: Weak::clone(me),
@@ -171,6 +175,18 @@ impl Client {
     #[must_use]
     pub fn config(&self) -> &ClientConfig {
         &self.inner.config
+    }
+
+    /// Where the client stands and what it prefers now.
+    #[must_use]
+    pub fn standpoint(&self) -> Arc<Standpoint> {
+        self.inner.servers.standpoint()
+    }
+
+    /// Stands elsewhere or prefers other servers from the next operation on; what is under way
+    /// goes on as it began.
+    pub fn stand(&self, standpoint: Standpoint) {
+        self.inner.servers.stand(standpoint);
     }
 
     /// Number of operations so far.

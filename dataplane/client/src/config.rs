@@ -4,6 +4,30 @@ use std::time::Duration;
 
 use hither_labels::PreferredLabels;
 
+/// Where a client stands and which servers it prefers; may change while it runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Standpoint {
+    /// Zone this client runs in; empty: unknown.
+    pub zone: String,
+    /// Region this client runs in; empty: unknown.
+    pub region: String,
+    /// Node this client runs on; empty: unknown.
+    pub node: String,
+    /// Servers to prefer.
+    pub preferred: PreferredLabels,
+}
+
+impl Default for Standpoint {
+    fn default() -> Self {
+        Self {
+            zone: String::new(),
+            region: String::new(),
+            node: String::new(),
+            preferred: PreferredLabels::NONE,
+        }
+    }
+}
+
 /// What a client is made with.
 #[derive(Debug, Clone)]
 pub struct ClientConfig {
@@ -13,14 +37,8 @@ pub struct ClientConfig {
     pub host: String,
     /// Where the mount is, for people.
     pub mount_point: String,
-    /// Zone this client runs in; empty: unknown.
-    pub zone: String,
-    /// Region this client runs in; empty: unknown.
-    pub region: String,
-    /// Node this client runs on; empty: unknown.
-    pub node: String,
-    /// Servers to prefer.
-    pub preferred: PreferredLabels,
+    /// Where it stands and what it prefers, at the start.
+    pub standpoint: Standpoint,
     /// Remember servers that failed; off gives the order of the list alone.
     pub failure_memory: bool,
     /// Ask a second server when the first is slow.
@@ -43,10 +61,7 @@ impl Default for ClientConfig {
             managers: Vec::new(),
             host: String::new(),
             mount_point: String::new(),
-            zone: String::new(),
-            region: String::new(),
-            node: String::new(),
-            preferred: PreferredLabels::NONE,
+            standpoint: Standpoint::default(),
             failure_memory: true,
             hedge: true,
             timeout: Duration::from_secs(30),

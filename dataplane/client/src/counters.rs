@@ -6,7 +6,7 @@ use hither_clustermap::Server;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::config::ClientConfig;
+use crate::config::Standpoint;
 
 /// How near a server is to this client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -103,14 +103,14 @@ impl Counters {
 }
 
 /// How near a server is.
-pub(crate) fn locality_of(config: &ClientConfig, server: &Server) -> Locality {
+pub(crate) fn locality_of(standpoint: &Standpoint, server: &Server) -> Locality {
     let same = |ours: &str, theirs: &str| !ours.is_empty() && ours == theirs;
     let shown = &server.chunkserver;
-    if same(&config.node, &shown.node) {
+    if same(&standpoint.node, &shown.node) {
         Locality::Node
-    } else if same(&config.zone, &shown.zone) {
+    } else if same(&standpoint.zone, &shown.zone) {
         Locality::Zone
-    } else if same(&config.region, &shown.region) {
+    } else if same(&standpoint.region, &shown.region) {
         Locality::Region
     } else {
         Locality::Remote

@@ -291,7 +291,7 @@ impl Inner {
         match sent {
             Ok(reply) => {
                 if let Some(server) = map.server(head.id) {
-                    let locality = locality_of(&self.config, server);
+                    let locality = locality_of(&self.servers.standpoint(), server);
                     self.counters
                         .write(locality, head.id.0, payload.len() as u64);
                 }

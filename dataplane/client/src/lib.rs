@@ -44,7 +44,7 @@ mod write;
 
 pub use cache::Attributes;
 pub use client::{Client, KernelCaches, NoKernelCaches, StartError};
-pub use config::ClientConfig;
+pub use config::{ClientConfig, Standpoint};
 pub use counters::{Locality, LocalityReport};
 pub use error::FsError;
 pub use file::OpenFile;

@@ -78,7 +78,7 @@ impl Session {
             session,
             host: self.config.host.clone(),
             mount_point: self.config.mount_point.clone(),
-            zone: self.config.zone.clone(),
+            zone: self.config.standpoint.zone.clone(),
             ack_below,
         };
         let sent = Instant::now();

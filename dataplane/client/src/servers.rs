@@ -18,7 +18,7 @@ use rand::RngExt as _;
 use tokio::time::Instant;
 
 use crate::chain::{Link, avoiding};
-use crate::config::ClientConfig;
+use crate::config::{ClientConfig, Standpoint};
 use crate::counters::Counters;
 
 /// What is remembered of one server.
@@ -67,6 +67,8 @@ impl Latency {
 pub(crate) struct Servers {
     pub(crate) pool: Pool,
     identity: Identity,
+    /// Where the client stands and what it prefers.
+    standpoint: Mutex<Arc<Standpoint>>,
     config: Arc<ClientConfig>,
     memory: Mutex<BTreeMap<ChunkserverId, Memory>>,
     /// Links found broken, and until when that is believed.
@@ -110,12 +112,23 @@ impl Servers {
         Arc::new(Self {
             pool: Pool::new(identity.clone(), Arc::new(NoHandler)),
             identity,
+            standpoint: Mutex::new(Arc::new(config.standpoint.clone())),
             config,
             memory: Mutex::default(),
             broken: Mutex::default(),
             counters,
             seed: rand::rng().random(),
         })
+    }
+
+    /// Where the client stands and what it prefers now.
+    pub(crate) fn standpoint(&self) -> Arc<Standpoint> {
+        Arc::clone(&self.standpoint.lock())
+    }
+
+    /// From the next operation on servers are ranked from here.
+    pub(crate) fn stand(&self, standpoint: Standpoint) {
+        *self.standpoint.lock() = Arc::new(standpoint);
     }
 
     pub(crate) fn begin(&self, id: ChunkserverId) -> InFlight<'_> {
@@ -171,7 +184,8 @@ impl Servers {
     /// The list as a master would send it: own location first, then by distance, ties broken at
     /// random.
     fn received(&self, map: &ClusterView, mut ids: Vec<ChunkserverId>) -> Vec<ChunkserverId> {
-        let zone = self.config.zone.as_str();
+        let standpoint = self.standpoint();
+        let zone = standpoint.zone.as_str();
         ids.sort_by_cached_key(|id| {
             let theirs = map
                 .server(*id)
@@ -191,13 +205,14 @@ impl Servers {
 
     fn order(&self, map: &ClusterView, ids: &[ChunkserverId], read: bool) -> Vec<usize> {
         let none = LabelSet::default();
+        let standpoint = self.standpoint();
         let memory = self.memory.lock();
         let now = Instant::now();
         let views: Vec<ServerView<'_>> = ids
             .iter()
             .map(|id| {
                 let server = map.server(*id);
-                let own = server.is_some_and(|s| s.chunkserver.zone == self.config.zone);
+                let own = server.is_some_and(|s| s.chunkserver.zone == standpoint.zone);
                 let view = if map.locations() && !own {
                     LocationView::Other
                 } else {
@@ -212,9 +227,9 @@ impl Servers {
             })
             .collect();
         if read {
-            read_order(&self.config.preferred, Answer::Copies, &views)
+            read_order(&standpoint.preferred, Answer::Copies, &views)
         } else {
-            write_order(&self.config.preferred, Answer::Copies, &views)
+            write_order(&standpoint.preferred, Answer::Copies, &views)
         }
     }
 
@@ -233,18 +248,19 @@ impl Servers {
     fn candidate(&self, map: &ClusterView, id: ChunkserverId) -> Option<Candidate> {
         let server = map.server(id)?;
         let zone = server.chunkserver.zone.as_str();
-        let own = zone == self.config.zone;
+        let standpoint = self.standpoint();
+        let own = zone == standpoint.zone;
         let view = if map.locations() && !own {
             LocationView::Other
         } else {
             LocationView::Own
         };
         let labels = effective_labels(&server.labels, view);
-        let rank = self.config.preferred.rank(labels).index();
+        let rank = standpoint.preferred.rank(labels).index();
         Some(Candidate {
             id,
             address: map.address(id)?.to_owned(),
-            farness: (rank, map.distance(&self.config.zone, zone)),
+            farness: (rank, map.distance(&standpoint.zone, zone)),
             filling: false,
         })
     }

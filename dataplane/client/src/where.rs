@@ -106,6 +106,7 @@ impl Client {
         let map = self.map();
         let inner = &self.inner;
         let list = inner.servers.read_list(&map, group);
+        let standpoint = self.standpoint();
         let read: Vec<_> = list
             .iter()
             .map(|candidate| (candidate.id, MemberState::InSync))
@@ -119,14 +120,14 @@ impl Client {
                 let none = LabelSet::default();
                 let known = map.server(id);
                 let zone = known.map_or("", |s| s.chunkserver.zone.as_str());
-                let own = zone == inner.config.zone;
+                let own = zone == standpoint.zone;
                 let view = if map.locations() && !own {
                     LocationView::Other
                 } else {
                     LocationView::Own
                 };
                 let labels = known.map_or(&none, |s| effective_labels(&s.labels, view));
-                let preferred = &inner.config.preferred;
+                let preferred = &standpoint.preferred;
                 let rank = preferred.rank(labels);
                 let suspect = inner.servers.is_suspect(id);
                 let why = match (state, suspect) {
@@ -145,7 +146,7 @@ impl Client {
                     zone: zone.to_owned(),
                     labels: labels.to_string(),
                     rank: rank.index(),
-                    distance: map.distance(&inner.config.zone, zone),
+                    distance: map.distance(&standpoint.zone, zone),
                     in_flight: inner.servers.in_flight(id),
                     suspect,
                     state: match state {

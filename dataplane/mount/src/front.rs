@@ -40,6 +40,8 @@ pub(crate) struct Front<S> {
 pub(crate) struct End {
     /// The session serves: from now on its end is the mount's.
     pub(crate) serving: AtomicBool,
+    /// The transport has mounted, and unmounts at its end.
+    pub(crate) unmounts: bool,
     pub(crate) tell: watch::Sender<bool>,
 }
 
@@ -172,6 +174,9 @@ impl<S: FuseServer> Filesystem for Front<S> {
             return;
         }
         self.end.tell.send_replace(true);
+        if !self.end.unmounts {
+            return;
+        }
         // What comes next in the transport (fuser 0.18) takes a connection that has ended for one
         // that stands, and unmounts the directory once more: whatever was mounted there before.
         // This thread has nothing left to do, and ends with the process.

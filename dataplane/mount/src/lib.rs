@@ -14,4 +14,4 @@ mod readahead;
 mod serve;
 pub mod transport;
 
-pub use mount::{MountError, Mounted, mount};
+pub use mount::{MountError, Mounted, mount, serve_connection};

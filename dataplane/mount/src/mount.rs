@@ -1,13 +1,13 @@
 //! Mounting and unmounting.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use fuser::{MountOption, Session, SessionACL, SessionUnmounter};
-use hither_client::{Client, ClientConfig, FsError, StartError};
+use hither_client::{Client, ClientConfig, FsError, Standpoint, StartError};
 use hither_proto::ids::{ClassId, InodeId, ROOT};
 use hither_proto::status::Errno;
 use rustix::mount::UnmountFlags;
@@ -71,6 +71,70 @@ pub async fn mount(
     directory: &Path,
     options: &Options,
 ) -> Result<Mounted, MountError> {
+    let prepared = prepare(managers, subdirectory, directory, options).await?;
+    let (front, end) = prepared.front(true);
+    let session = Session::new(front, directory, &fuse_config(options));
+    let session = session.map_err(|error| refused(directory, error))?;
+    let read_ahead = options.kernel_read_ahead_bytes;
+    match crate::readahead::widen(directory, read_ahead) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            tracing::debug!(%error, "the kernel's own read-ahead stays");
+        }
+        Err(error) => tracing::warn!(%error, "set the kernel's read-ahead"),
+        Ok(()) => {}
+    }
+    prepared.serve(session, end)
+}
+
+/// Serves a connection to the kernel that somebody else has opened and mounted at `directory`,
+/// and will unmount.
+///
+/// # Errors
+/// [`MountError`]; the connection is closed then.
+pub async fn serve_connection(
+    managers: Vec<String>,
+    subdirectory: &str,
+    directory: &Path,
+    connection: OwnedFd,
+    options: &Options,
+) -> Result<Mounted, MountError> {
+    let prepared = prepare(managers, subdirectory, directory, options).await?;
+    let (front, end) = prepared.front(false);
+    let mut config = fuse_config(options);
+    // Each thread has a descriptor of its own, where this process may open the device.
+    let device = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(DEVICE);
+    config.clone_fd = device.is_ok();
+    // The kernel's first question is answered in here: it waits for whoever mounted.
+    let session = tokio::task::spawn_blocking(move || {
+        let acl = config.acl;
+        Session::from_fd(front, connection, acl, config)
+    });
+    let session = session.await.map_err(std::io::Error::other).flatten();
+    prepared.serve(session.map_err(|error| refused(directory, error))?, end)
+}
+
+/// A client of the cluster with the directory to be mounted.
+struct Prepared {
+    client: Client,
+    kernel: Arc<Kernel>,
+    root: InodeId,
+    advice: Vec<String>,
+    directory: PathBuf,
+    read_only: bool,
+    read_ahead_bytes: u32,
+    ended: watch::Receiver<bool>,
+    tell: watch::Sender<bool>,
+}
+
+async fn prepare(
+    managers: Vec<String>,
+    subdirectory: &str,
+    directory: &Path,
+    options: &Options,
+) -> Result<Prepared, MountError> {
     let config = client_config(managers, directory, options);
     let kernel = Arc::new(Kernel::default());
     let client = Client::start(config, Arc::clone(&kernel) as _).await?;
@@ -82,51 +146,77 @@ pub async fn mount(
         |_| Vec::new(),
         |class| advice::advice(options, &client.map(), class),
     );
-    let server = Shared::new(
-        client.clone(),
-        Arc::clone(&kernel),
-        options.read_only,
-        Handle::current(),
-    );
     let (tell, ended) = watch::channel(false);
-    let end = Arc::new(End {
-        serving: AtomicBool::new(false),
-        tell,
-    });
-    let read_ahead = options.kernel_read_ahead_bytes;
-    let front = Front::new(Arc::new(server), root, read_ahead, Arc::clone(&end));
-    let refused = |error| MountError::Kernel {
-        directory: directory.display().to_string(),
-        error,
-    };
-    let mut session = Session::new(front, directory, &fuse_config(options)).map_err(refused)?;
-    let device = session.as_fd().try_clone_to_owned().map_err(refused)?;
-    kernel.attach(session.notifier(), device, root);
-    let unmounter = session.unmount_callable();
-    match crate::readahead::widen(directory, read_ahead) {
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            tracing::debug!(%error, "the kernel's own read-ahead stays");
-        }
-        Err(error) => tracing::warn!(%error, "set the kernel's read-ahead"),
-        Ok(()) => {}
-    }
-    std::thread::Builder::new()
-        .name("fuse".into())
-        .spawn(move || {
-            end.serving.store(true, Ordering::Release);
-            if let Err(error) = session.run() {
-                tracing::warn!(%error, "the kernel's connection ended");
-            }
-            end.tell.send_replace(true);
-        })
-        .map_err(refused)?;
-    Ok(Mounted {
+    Ok(Prepared {
         client,
+        kernel,
+        root,
         advice,
         directory: directory.to_owned(),
-        unmounter,
+        read_only: options.read_only,
+        read_ahead_bytes: options.kernel_read_ahead_bytes,
         ended,
+        tell,
     })
+}
+
+impl Prepared {
+    /// What answers the kernel; `unmounts`: the transport unmounts when its session ends.
+    fn front(&self, unmounts: bool) -> (Front<Shared>, Arc<End>) {
+        let server = Shared::new(
+            self.client.clone(),
+            Arc::clone(&self.kernel),
+            self.read_only,
+            Handle::current(),
+        );
+        let end = Arc::new(End {
+            serving: AtomicBool::new(false),
+            unmounts,
+            tell: self.tell.clone(),
+        });
+        let front = Front::new(
+            Arc::new(server),
+            self.root,
+            self.read_ahead_bytes,
+            Arc::clone(&end),
+        );
+        (front, end)
+    }
+
+    fn serve(
+        self,
+        mut session: Session<Front<Shared>>,
+        end: Arc<End>,
+    ) -> Result<Mounted, MountError> {
+        let device = session.as_fd().try_clone_to_owned();
+        let device = device.map_err(|error| refused(&self.directory, error))?;
+        self.kernel.attach(session.notifier(), device, self.root);
+        let unmounter = session.unmount_callable();
+        std::thread::Builder::new()
+            .name("fuse".into())
+            .spawn(move || {
+                end.serving.store(true, Ordering::Release);
+                if let Err(error) = session.run() {
+                    tracing::warn!(%error, "the kernel's connection ended");
+                }
+                end.tell.send_replace(true);
+            })
+            .map_err(|error| refused(&self.directory, error))?;
+        Ok(Mounted {
+            client: self.client,
+            advice: self.advice,
+            directory: self.directory,
+            unmounter,
+            ended: self.ended,
+        })
+    }
+}
+
+fn refused(directory: &Path, error: std::io::Error) -> MountError {
+    MountError::Kernel {
+        directory: directory.display().to_string(),
+        error,
+    }
 }
 
 impl Mounted {
@@ -189,16 +279,18 @@ fn client_config(managers: Vec<String>, directory: &Path, options: &Options) -> 
         .into_owned();
     ClientConfig {
         managers,
-        node: if options.node.is_empty() {
-            host.clone()
-        } else {
-            options.node.clone()
+        standpoint: Standpoint {
+            zone: options.zone.clone(),
+            region: options.region.clone(),
+            node: if options.node.is_empty() {
+                host.clone()
+            } else {
+                options.node.clone()
+            },
+            preferred: options.preferred.clone(),
         },
         host,
         mount_point: directory.display().to_string(),
-        zone: options.zone.clone(),
-        region: options.region.clone(),
-        preferred: options.preferred.clone(),
         failure_memory: options.failure_memory,
         hedge: options.hedge,
         timeout: options.timeout,
@@ -253,6 +345,7 @@ fn fuse_config(options: &Options) -> fuser::Config {
     config
 }
 
+const DEVICE: &str = "/dev/fuse";
 /// File type bits of a mode, and those of a directory.
 const TYPE_MASK: u32 = 0o170_000;
 const DIRECTORY: u32 = 0o040_000;

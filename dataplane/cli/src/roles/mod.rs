@@ -4,6 +4,7 @@ pub(crate) mod chunkserver;
 pub(crate) mod manager;
 pub(crate) mod mds;
 pub(crate) mod mount;
+pub(crate) mod mounter;
 
 use std::path::Path;
 
