@@ -31,7 +31,7 @@ class Smoke:
         checks = [
             self.three_zones_are_ready, self.pods_spread_over_zones, self.a_service_answers_by_name,
             self.logs_and_exec_work, self.the_default_class_gives_a_volume,
-            self.mounts_leave_a_privileged_pod, self.hither_runs_as_nobody_special,
+            self.mounts_leave_a_privileged_pod, self.hither_runs_as_non_root,
         ]
         if self.state is not None:
             checks.append(self.a_cut_node_is_missed_and_comes_back)
@@ -86,7 +86,7 @@ class Smoke:
                 expect(name == f"web-{other}", f"web-{asking} asked web-{other}, got {name!r}")
 
     def fetch(self, asking: int, host: str) -> str:
-        command = ("wget", "-q", "-T", "5", "-O", "-", f"http://{host}:8080/name")
+        command = ("timeout", "5", "wget", "-q", "-O", "-", f"http://{host}:8080/name")
         return self.of("exec", f"web-{asking}", "--", *command)
 
     def logs_and_exec_work(self) -> None:
@@ -114,7 +114,7 @@ class Smoke:
         self.of("exec", "reader", "--", "test", "!", "-e", "/shared/point/file")
         self.of("delete", "pod", "mounter", "reader", "--wait=true", "--grace-period=1")
 
-    def hither_runs_as_nobody_special(self) -> None:
+    def hither_runs_as_non_root(self) -> None:
         self.apply(version_pod(self.hither))
         done = "jsonpath={.status.phase}=Succeeded"
         self.of("wait", "pod/version", f"--for={done}", "--timeout=60s")

@@ -95,8 +95,13 @@ class RunningMachine:
         return done.returncode == 0
 
     def write(self, path: str, text: str) -> None:
-        """Writes a file of the machine; the path is one on the machine."""
+        """Writes a file of the machine; the path is one on the machine.
+
+        A file that is right is left alone: kube-proxy ends when its configuration is written.
+        """
         target = self.root / path.lstrip("/")
+        if target.exists() and target.read_text() == text:
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
 
