@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Proves that the cluster does what the tests on it rely on. One line a check; the first that fails ends it.
+"""Proves that the cluster does what the tests on it rely on: one line a check, and the first that
+fails ends it.
 
 On a cluster that somebody brought along (KUBECONFIG), images come from HITHER_REGISTRY, and the
 check that cuts a node's link is left out.
@@ -41,11 +42,20 @@ class Smoke:
             label = "pod-security.kubernetes.io/enforce=privileged"
             self.kubectl("label", "namespace", NAMESPACE, label)
             for check in checks:
-                check()
-                say(f"ok: {check.__name__.replace('_', ' ')}")
+                self.prove(check)
         finally:
             self.clean()
         return len(checks)
+
+    def prove(self, check) -> None:
+        text = check.__name__.replace("_", " ")
+        try:
+            check()
+        except Failure:
+            say(f"FAILED: {text}; the namespace's events:")
+            say(self.kubectl("events", "--namespace", NAMESPACE, check=False))
+            raise
+        say(f"ok: {text}")
 
     def clean(self) -> None:
         self.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=90s")
@@ -57,8 +67,8 @@ class Smoke:
         self.kubectl("--namespace", NAMESPACE, "apply", "-f", "-", stdin=manifest)
 
     def zone_of_node(self) -> dict[str, str]:
-        nodes = self.kubectl.json("nodes")["items"]
-        return {node["metadata"]["name"]: node["metadata"]["labels"].get(ZONE, "") for node in nodes}
+        nodes = [node["metadata"] for node in self.kubectl.json("nodes")["items"]]
+        return {node["name"]: node["labels"].get(ZONE, "") for node in nodes}
 
     def three_zones_are_ready(self) -> None:
         self.kubectl.wait("nodes", "condition=Ready", 60, "--all")

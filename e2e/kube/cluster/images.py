@@ -41,9 +41,9 @@ def base(name: str, *entrypoint: str, user: int = 0) -> Image:
     """An image with the few files that every program expects."""
     image = Image(name, architecture(), list(entrypoint), f"{user}:{user}" if user else "")
     users = {"root": 0, "nobody": NOBODY, "nonroot": NONROOT}
-    lines = [f"{n}:x:{i}:{i}:{n}:{'/root' if i == 0 else '/'}:/sbin/nologin\n" for n, i in users.items()]
-    image.add("etc/passwd", "".join(lines).encode())
-    image.add("etc/group", "".join(f"{n}:x:{i}:\n" for n, i in users.items()).encode())
+    passwd = "".join(f"{name}:x:{id}:{id}:{name}:/:/sbin/nologin\n" for name, id in users.items())
+    image.add("etc/passwd", passwd.encode())
+    image.add("etc/group", "".join(f"{name}:x:{id}:\n" for name, id in users.items()).encode())
     image.add("etc/nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n")
     for path in ("dev", "proc", "sys", "run", "root"):
         image.add_directory(path)

@@ -20,6 +20,7 @@ NEEDED = {
     "conntrack": "conntrack",
     "ip": "iproute2",
     "nsenter": "util-linux",
+    "ps": "procps",
     "openssl": "openssl",
     "/bin/busybox": "busybox-static",
     "fusermount3": "fuse3",
