@@ -273,3 +273,5 @@ if __name__ == "__main__":
         main()
     except Failure as failure:
         sys.exit(f"smoke: {failure}\n0 passed, 1 failed")
+    except KeyboardInterrupt:
+        sys.exit(130)
