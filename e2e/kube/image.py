@@ -17,7 +17,9 @@ from cluster.say import Failure
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     for name, text in (("hither", "the image with Hither's programs"), ("tree", "its files")):
         hither = verbs.add_parser(name, help=text)

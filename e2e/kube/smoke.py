@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Proves that the cluster does what the tests on it rely on. One line a check; the first that fails ends it.
+"""Proves that the cluster does what the tests on it rely on: one line a check, and the first that
+fails ends it.
 
 On a cluster that somebody brought along (KUBECONFIG), images come from HITHER_REGISTRY, and the
 check that cuts a node's link is left out.
@@ -31,7 +32,7 @@ class Smoke:
         checks = [
             self.three_zones_are_ready, self.pods_spread_over_zones, self.a_service_answers_by_name,
             self.logs_and_exec_work, self.the_default_class_gives_a_volume,
-            self.mounts_leave_a_privileged_pod, self.hither_runs_as_nobody_special,
+            self.mounts_leave_a_privileged_pod, self.hither_runs_as_non_root,
         ]
         if self.state is not None:
             checks.append(self.a_cut_node_is_missed_and_comes_back)
@@ -41,11 +42,20 @@ class Smoke:
             label = "pod-security.kubernetes.io/enforce=privileged"
             self.kubectl("label", "namespace", NAMESPACE, label)
             for check in checks:
-                check()
-                say(f"ok: {check.__name__.replace('_', ' ')}")
+                self.prove(check)
         finally:
             self.clean()
         return len(checks)
+
+    def prove(self, check) -> None:
+        text = check.__name__.replace("_", " ")
+        try:
+            check()
+        except Failure:
+            say(f"FAILED: {text}; the namespace's events:")
+            say(self.kubectl("events", "--namespace", NAMESPACE, check=False))
+            raise
+        say(f"ok: {text}")
 
     def clean(self) -> None:
         self.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=90s")
@@ -57,8 +67,8 @@ class Smoke:
         self.kubectl("--namespace", NAMESPACE, "apply", "-f", "-", stdin=manifest)
 
     def zone_of_node(self) -> dict[str, str]:
-        nodes = self.kubectl.json("nodes")["items"]
-        return {node["metadata"]["name"]: node["metadata"]["labels"].get(ZONE, "") for node in nodes}
+        nodes = [node["metadata"] for node in self.kubectl.json("nodes")["items"]]
+        return {node["name"]: node["labels"].get(ZONE, "") for node in nodes}
 
     def three_zones_are_ready(self) -> None:
         self.kubectl.wait("nodes", "condition=Ready", 60, "--all")
@@ -86,7 +96,7 @@ class Smoke:
                 expect(name == f"web-{other}", f"web-{asking} asked web-{other}, got {name!r}")
 
     def fetch(self, asking: int, host: str) -> str:
-        command = ("wget", "-q", "-T", "5", "-O", "-", f"http://{host}:8080/name")
+        command = ("timeout", "5", "wget", "-q", "-O", "-", f"http://{host}:8080/name")
         return self.of("exec", f"web-{asking}", "--", *command)
 
     def logs_and_exec_work(self) -> None:
@@ -114,7 +124,7 @@ class Smoke:
         self.of("exec", "reader", "--", "test", "!", "-e", "/shared/point/file")
         self.of("delete", "pod", "mounter", "reader", "--wait=true", "--grace-period=1")
 
-    def hither_runs_as_nobody_special(self) -> None:
+    def hither_runs_as_non_root(self) -> None:
         self.apply(version_pod(self.hither))
         done = "jsonpath={.status.phase}=Succeeded"
         self.of("wait", "pod/version", f"--for={done}", "--timeout=60s")
@@ -263,3 +273,5 @@ if __name__ == "__main__":
         main()
     except Failure as failure:
         sys.exit(f"smoke: {failure}\n0 passed, 1 failed")
+    except KeyboardInterrupt:
+        sys.exit(130)

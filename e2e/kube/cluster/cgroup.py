@@ -1,5 +1,6 @@
 """The control groups under which the nodes put their pods."""
 
+from functools import partial
 from pathlib import Path
 
 from .layout import CGROUP, Machine
@@ -39,7 +40,7 @@ def remove() -> None:
     for hierarchy, _ in hierarchies():
         top = hierarchy / CGROUP
         if top.exists():
-            wait_until(f"{top} is empty", 20, lambda: remove_tree(top))
+            wait_until(f"{top} is empty", 20, partial(remove_tree, top))
 
 
 def remove_tree(top: Path) -> bool:

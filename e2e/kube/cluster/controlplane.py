@@ -2,7 +2,8 @@
 
 from .kubectl import Kubectl
 from .layout import API_PORT, CONTROL, POD_NETWORK, SERVICE_NETWORK, State
-from .machine import Program, RunningMachine
+from .machine import RunningMachine
+from .program import Program
 from .say import Failure, wait_until
 
 PKI = "/etc/kubernetes/pki"

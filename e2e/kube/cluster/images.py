@@ -6,9 +6,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from . import packages
 from .layout import IMAGE_DOMAIN
 from .oci import Image
-from .packages import NEEDED, ensure
+from .packages import CERTIFICATES
 from .say import Failure, run
 
 HITHER_IMAGE = f"{IMAGE_DOMAIN}/hither:dev"
@@ -40,9 +41,9 @@ def base(name: str, *entrypoint: str, user: int = 0) -> Image:
     """An image with the few files that every program expects."""
     image = Image(name, architecture(), list(entrypoint), f"{user}:{user}" if user else "")
     users = {"root": 0, "nobody": NOBODY, "nonroot": NONROOT}
-    lines = [f"{n}:x:{i}:{i}:{n}:{'/root' if i == 0 else '/'}:/sbin/nologin\n" for n, i in users.items()]
-    image.add("etc/passwd", "".join(lines).encode())
-    image.add("etc/group", "".join(f"{n}:x:{i}:\n" for n, i in users.items()).encode())
+    passwd = "".join(f"{name}:x:{id}:{id}:{name}:/:/sbin/nologin\n" for name, id in users.items())
+    image.add("etc/passwd", passwd.encode())
+    image.add("etc/group", "".join(f"{name}:x:{id}:\n" for name, id in users.items()).encode())
     image.add("etc/nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n")
     for path in ("dev", "proc", "sys", "run", "root"):
         image.add_directory(path)
@@ -52,8 +53,7 @@ def base(name: str, *entrypoint: str, user: int = 0) -> Image:
 
 def hither(directory: Path, required: list[str], optional: list[str], etcd: Path) -> Image:
     """Hither's image: its binaries from `directory`, etcd, fusermount3, what they are linked to."""
-    ensure({thing: NEEDED[thing] for thing in ("fusermount3", "strip")}
-           | {path: NEEDED[path] for path in NEEDED if path.endswith("ca-certificates.crt")})
+    packages.ensure({"fusermount3": "fuse3", "strip": "binutils", CERTIFICATES: "ca-certificates"})
     image = base(HITHER_IMAGE, "/usr/local/bin/hither", user=NONROOT)
     for name in required:
         if not (directory / name).is_file():
@@ -64,16 +64,15 @@ def hither(directory: Path, required: list[str], optional: list[str], etcd: Path
     add_program(image, etcd, "usr/local/bin/etcd")
     # Without its set-user-id bit: the one container that mounts runs as root.
     add_program(image, Path("/usr/bin/fusermount3"), "usr/bin/fusermount3")
-    certificates = Path("/etc/ssl/certs/ca-certificates.crt").read_bytes()
-    image.add("etc/ssl/certs/ca-certificates.crt", certificates)
+    image.add(CERTIFICATES, Path(CERTIFICATES).read_bytes())
     return image
 
 
 def busybox(name: str = BUSYBOX_IMAGE, *entrypoint: str) -> Image:
     """A shell and its small tools, for tests' pods; with an entry point also the pause image."""
-    ensure({"/bin/busybox": NEEDED["/bin/busybox"]})
+    packages.ensure({"/bin/busybox": "busybox-static"})
     image = base(name, *entrypoint)
-    image.add("bin/busybox", Path("/bin/busybox").read_bytes(), 0o755)
+    add_program(image, Path("/bin/busybox"), "bin/busybox")
     for applet in run("/bin/busybox", "--list").split():
         if applet != "busybox":
             image.add_link(f"bin/{applet}", "busybox")

@@ -1,9 +1,11 @@
 """Brings image archives into the nodes' image stores."""
 
+import hashlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import images
+from . import images, oci
 from .layout import NODES, State
 from .machine import RunningMachine
 from .node import CTR, PAUSE_IMAGE
@@ -49,9 +51,11 @@ def archive_of(programs: Path, name: str) -> Path:
     return written(programs, name, lambda: images.pod_program(programs / "bin", name))
 
 
-def written(programs: Path, name: str, make) -> Path:
-    path = programs / "images" / f"{name}.tar"
+def written(programs: Path, name: str, make: Callable[[], oci.Image]) -> Path:
+    """The archive, made when it is not there yet for what the code says is in it."""
+    code = b"".join(Path(module.__file__).read_bytes() for module in (images, oci))
+    path = programs / "images" / hashlib.sha256(code).hexdigest()[:8] / f"{name}.tar"
     if not path.exists():
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         make().write(path)
     return path

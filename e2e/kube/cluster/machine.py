@@ -6,11 +6,10 @@ import subprocess
 from pathlib import Path
 
 from .layout import Machine, State
-from .say import Failure, say, wait_until
+from .say import Failure, wait_until
 
 INIT = Path(__file__).with_name("machine-init.sh")
-BIN = "/opt/kube/bin"
-PATH = f"{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PATH = "/opt/kube/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class RunningMachine:
@@ -83,8 +82,9 @@ class RunningMachine:
         return [*target, "env", f"PATH={PATH}", "HOME=/root", *(str(word) for word in command)]
 
     def run(self, *command: object, check: bool = True, stdin=None) -> str:
-        words = self.enter(*command)
-        done = subprocess.run(words, stdin=stdin or subprocess.DEVNULL, capture_output=True, text=True)
+        done = subprocess.run(
+            self.enter(*command), stdin=stdin or subprocess.DEVNULL, capture_output=True, text=True
+        )
         if check and done.returncode != 0:
             text = (done.stderr or done.stdout).strip()
             raise Failure(f"on {self.machine.name}: {' '.join(map(str, command))}\n{text}")
@@ -95,8 +95,13 @@ class RunningMachine:
         return done.returncode == 0
 
     def write(self, path: str, text: str) -> None:
-        """Writes a file of the machine; the path is one on the machine."""
+        """Writes a file of the machine; the path is one on the machine.
+
+        A file that is right is left alone: kube-proxy ends when its configuration is written.
+        """
         target = self.root / path.lstrip("/")
+        if target.exists() and target.read_text() == text:
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
 
@@ -105,70 +110,10 @@ class RunningMachine:
         self.run("sh", "-c", f"kill -{name} -1")
 
 
-class Program:
-    """One long-running program of a machine. Its pid is one of the machine's own namespace."""
-
-    def __init__(self, host: RunningMachine, name: str):
-        self.host = host
-        self.name = name
-
-    @property
-    def log(self) -> Path:
-        return self.host.state.log / self.host.machine.name / f"{self.name}.log"
-
-    @property
-    def pid(self) -> int | None:
-        return self.look()[0]
-
-    @property
-    def condition(self) -> str:
-        """One word for a person."""
-        pid, state = self.look()
-        return "DOWN" if pid is None else "stopped" if state == "T" else "up"
-
-    def look(self) -> tuple[int | None, str]:
-        """Process id and state letter; no id when the program does not run."""
-        if self.host.pid is None:
-            return None, ""
-        root = self.host.root
-        try:
-            pid = int((root / f"run/kube/{self.name}.pid").read_text())
-            state, comm = stat_of(root / f"proc/{pid}/stat")
-        except (OSError, ValueError):
-            return None, ""
-        return (pid, state) if state not in "ZX" and comm == self.name[:15] else (None, "")
-
-    def start(self, *arguments: object, path: str | None = None) -> None:
-        say(f"{self.host.machine.name}: starting {self.name}")
-        log = open_log(self.host.state, self.host.machine, self.name)
-        note = f'echo $$ >/run/kube/{self.name}.pid; exec "$@"'
-        program = path or f"{BIN}/{self.name}"
-        words = self.host.enter("setsid", "--fork", "sh", "-c", note, "sh", program, *arguments)
-        subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
-        what = f"{self.name} runs on {self.host.machine.name}"
-        wait_until(what, 10, lambda: self.pid is not None, str(self.log))
-
-    def kill(self, name: str = "KILL") -> None:
-        pid = self.pid
-        if pid is not None:
-            self.host.run("kill", f"-{name}", pid)
-
-    def end(self) -> None:
-        """Asks the program to end and waits for it."""
-        self.kill("TERM")
-        wait_until(f"{self.name} ended on {self.host.machine.name}", 20, lambda: self.pid is None)
-
-
 def open_log(state: State, machine: Machine, name: str):
     path = state.log / machine.name / f"{name}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     return open(path, "ab", buffering=0)
-
-
-def stat_of(path: Path) -> tuple[str, str]:
-    """State and command name of a process by its stat file."""
-    before, after = path.read_text().rsplit(")", 1)
-    return after.split()[0], before.split("(", 1)[1]
 
 
 def start_time(pid: int) -> str | None:

@@ -4,7 +4,14 @@ import json
 from ipaddress import IPv4Network
 
 from .layout import (
-    BRIDGE, BRIDGE_ADDRESS, MACHINE_NETWORK, MACHINES, NODES, POD_NETWORK, Machine, State,
+    BRIDGE,
+    BRIDGE_ADDRESS,
+    MACHINE_NETWORK,
+    MACHINES,
+    NODES,
+    POD_NETWORK,
+    Machine,
+    State,
 )
 from .machine import RunningMachine
 from .say import Failure, run
@@ -36,8 +43,8 @@ def check_free(state: State) -> None:
     other = owner()
     if other is not None and other != str(state.root):
         raise Failure(
-            f"another cluster is up, its state is in {other}: addresses are fixed, so one at a time;"
-            f" HITHER_KUBE_STATE={other} make kube-down ends it"
+            f"another cluster is up, its state is in {other}: addresses are fixed, so one at a"
+            f" time; HITHER_KUBE_STATE={other} make kube-down ends it"
         )
     taken = conflicts(json.loads(run("ip", "-json", "-4", "route", "show", "table", "all")))
     if taken:

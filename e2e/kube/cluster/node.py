@@ -4,7 +4,8 @@ import json
 
 from . import cgroup
 from .layout import DNS_ADDRESS, IMAGE_DOMAIN, POD_NETWORK, REGION, Machine, State
-from .machine import Program, RunningMachine
+from .machine import RunningMachine
+from .program import Program
 from .say import wait_until
 
 PKI = "/etc/kubernetes/pki"
@@ -114,8 +115,7 @@ def arguments(node: Machine) -> dict[str, list[str]]:
 
 
 def start_program(host: RunningMachine, name: str) -> None:
-    path = "/usr/bin/containerd" if name == "containerd" else None
-    Program(host, name).start(*arguments(host.machine)[name], path=path)
+    Program(host, name).start(*arguments(host.machine)[name])
 
 
 def ensure_runtime(state: State, host: RunningMachine) -> None:

@@ -69,8 +69,9 @@ class Image:
         })
         blobs = {f"blobs/sha256/{digest(b)[7:]}": b for b in (layer, config, manifest)}
         layout = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": index}
+        entries = {name: Entry(data=data) for name, data in (layout | blobs).items()}
         partial = path.with_suffix(".partial")
-        partial.write_bytes(tar_of({name: Entry(data=data) for name, data in (layout | blobs).items()}))
+        partial.write_bytes(tar_of(entries))
         partial.rename(path)
         return digest(manifest)
 

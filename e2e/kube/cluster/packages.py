@@ -8,6 +8,7 @@ from pathlib import Path
 from .say import Failure, say
 
 # A file or command that shows the package to be there, and the package.
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 NEEDED = {
     "containerd": "containerd",
     "ctr": "containerd",
@@ -19,10 +20,11 @@ NEEDED = {
     "conntrack": "conntrack",
     "ip": "iproute2",
     "nsenter": "util-linux",
+    "ps": "procps",
     "openssl": "openssl",
     "/bin/busybox": "busybox-static",
     "fusermount3": "fuse3",
-    "/etc/ssl/certs/ca-certificates.crt": "ca-certificates",
+    CERTIFICATES: "ca-certificates",
     "strip": "binutils",
 }
 

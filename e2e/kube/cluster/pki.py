@@ -11,7 +11,7 @@ DAYS = 365
 
 @dataclass(frozen=True)
 class Identity:
-    """One certificate: its file name, the user and groups it speaks for, the names it answers to."""
+    """One certificate: its file name, for which user and groups it speaks, where it answers."""
 
     name: str
     user: str

@@ -24,8 +24,9 @@ def push(archive: Path) -> str:
     packages.ensure({"skopeo": "skopeo"})
     name = images.reference(described(archive)[0], registry())
     say(f"pushing {name}")
-    insecure = [] if os.environ.get("HITHER_REGISTRY_PLAIN") is None else ["--dest-tls-verify=false"]
-    command = ["skopeo", "copy", "--quiet", *insecure, f"oci-archive:{archive}", f"docker://{name}"]
+    command = ["skopeo", "copy", "--quiet", f"oci-archive:{archive}", f"docker://{name}"]
+    if os.environ.get("HITHER_REGISTRY_PLAIN"):
+        command.append("--dest-tls-verify=false")
     if subprocess.run(command).returncode != 0:
         raise Failure(f"could not push {name}; a login may be missing (skopeo login)")
     return name

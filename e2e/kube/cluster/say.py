@@ -12,7 +12,8 @@ class Failure(Exception):
 
 
 def say(text: str) -> None:
-    print(f"[{time.monotonic() - START:5.1f}s] {text}", file=sys.stderr, flush=True)
+    # One write: several threads speak.
+    sys.stderr.write(f"[{time.monotonic() - START:5.1f}s] {text}\n")
 
 
 def run(*command: object, stdin: str | None = None, check: bool = True) -> str:

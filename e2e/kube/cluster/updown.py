@@ -4,13 +4,14 @@ import fcntl
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import addons, cgroup, controlplane, load, network, node, packages, pki, programs
 from .kubectl import Kubectl
 from .layout import CONTROL, MACHINES, NODES, Machine, State
-from .machine import Program, RunningMachine
+from .machine import RunningMachine
+from .program import Program
 from .say import Failure, run, say
 
 
@@ -24,6 +25,9 @@ def alone(state: State):
         yield
     finally:
         os.close(descriptor)
+        with suppress(OSError):
+            # Only goes when nothing was put there.
+            state.root.rmdir()
 
 
 def check_host(state: State) -> None:
@@ -45,8 +49,8 @@ def up(state: State) -> None:
     packages.ensure(packages.NEEDED)
     built = programs.ensure()
     with alone(state):
-        same_programs(state, built)
         network.check_free(state)
+        same_programs(state, built)
         network.ensure_bridge(state)
         pki.ensure(state)
         archives = load.archives_at_start(built)

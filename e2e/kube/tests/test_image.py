@@ -48,7 +48,8 @@ class Archive(unittest.TestCase):
         path = self.directory / "image.tar"
         two_files(False).write(path)
         with tarfile.open(path) as archive:
-            manifest = self.blob(archive, json.load(archive.extractfile("index.json"))["manifests"][0])
+            index = json.load(archive.extractfile("index.json"))
+            manifest = self.blob(archive, index["manifests"][0])
             config = self.blob(archive, json.loads(manifest)["config"])
             layer = self.blob(archive, json.loads(manifest)["layers"][0])
         self.assertEqual(json.loads(config)["config"]["User"], "65532:65532")

@@ -2,7 +2,15 @@
 
 import unittest
 
-from cluster.layout import CONTROL, MACHINE_NETWORK, MACHINES, NODES, POD_NETWORK, SERVICE_NETWORK, find
+from cluster.layout import (
+    CONTROL,
+    MACHINE_NETWORK,
+    MACHINES,
+    NODES,
+    POD_NETWORK,
+    SERVICE_NETWORK,
+    find,
+)
 
 
 class Layout(unittest.TestCase):
