@@ -152,6 +152,10 @@ pub(crate) struct Mount {
     /// Wait for the cluster for as long as it takes
     #[arg(long)]
     pub(crate) wait: bool,
+    /// Try an address that refuses connections for as long as an operation may take: at boot the
+    /// cluster may be starting as well
+    #[arg(long, hide = true)]
+    pub(crate) patient: bool,
     /// Stay mounted on SIGTERM (for supervisors that hand the mount over)
     #[arg(long)]
     pub(crate) stay_mounted: bool,
@@ -404,7 +408,7 @@ pub(crate) fn as_mount_helper(args: impl Iterator<Item = OsString>) -> Vec<OsStr
     if helper {
         // Flags of mount(8) that mean nothing here.
         args.retain(|arg| !["-n", "-s", "-v"].iter().any(|flag| arg == flag));
-        args.insert(1, "mount".into());
+        args.splice(1..1, ["mount".into(), "--patient".into()]);
     }
     args
 }
@@ -449,5 +453,6 @@ mod tests {
             (mount.source.as_deref(), mount.options.as_str()),
             (Some("host:1:/data"), "ro,preflabels=A")
         );
+        assert!(mount.patient, "at boot the cluster may be starting");
     }
 }

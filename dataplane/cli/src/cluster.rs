@@ -21,7 +21,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Time for the first answer of any manager: a wrong address is told within it.
 pub(crate) const REACH_IN: Duration = Duration::from_secs(2);
 /// How long a manager that refuses connections is tried again: it may be starting.
-const REFUSED_FOR: Duration = Duration::from_secs(1);
+pub(crate) const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// Pause between such attempts.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 /// After this long it is said what a command waits for.
@@ -30,7 +30,7 @@ const NOTICE_AFTER: Duration = Duration::from_secs(2);
 /// A link to the managers the command line names, one of which can be reached.
 pub(crate) async fn link(cluster: Option<&str>) -> anyhow::Result<ManagerLink> {
     let addresses = named(cluster)?;
-    reach(&addresses, REACH_IN).await?;
+    reach(&addresses, REACH_IN, REFUSED_FOR).await?;
     Ok(link_to(addresses))
 }
 
@@ -94,16 +94,20 @@ pub(crate) fn check_address(address: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until one of the addresses takes a connection.
+/// Waits until one of the addresses takes a connection; those that refuse are tried again for a while.
 ///
 /// # Errors
 /// What is wrong with each of them, when none does in time.
-pub(crate) async fn reach(addresses: &[String], at_most: Duration) -> anyhow::Result<()> {
+pub(crate) async fn reach(
+    addresses: &[String],
+    at_most: Duration,
+    refused_for: Duration,
+) -> anyhow::Result<()> {
     let mut attempts = JoinSet::new();
     for address in addresses {
         let address = address.clone();
         attempts.spawn(async move {
-            let reached = timeout(at_most, try_one(&address)).await;
+            let reached = timeout(at_most, try_one(&address, refused_for)).await;
             let silence = || Err(format!("no answer within {} s", at_most.as_secs_f32()));
             let mut reached = reached.unwrap_or_else(|_| silence());
             if reached.is_ok() {
@@ -127,7 +131,7 @@ pub(crate) async fn reach(addresses: &[String], at_most: Duration) -> anyhow::Re
     )
 }
 
-async fn try_one(address: &str) -> Result<(), String> {
+async fn try_one(address: &str, refused_for: Duration) -> Result<(), String> {
     let begun = Instant::now();
     loop {
         // A name nobody knows now is one nobody will know in a second.
@@ -139,7 +143,7 @@ async fn try_one(address: &str) -> Result<(), String> {
             Ok(_) => return Ok(()),
             Err(error)
                 if error.kind() == ErrorKind::ConnectionRefused
-                    && begun.elapsed() < REFUSED_FOR =>
+                    && begun.elapsed() < refused_for =>
             {
                 sleep(REFUSED_PAUSE).await;
             }
@@ -257,12 +261,12 @@ mod tests {
         let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = free.local_addr().unwrap().to_string();
         assert!(
-            reach(std::slice::from_ref(&address), REACH_IN)
+            reach(std::slice::from_ref(&address), REACH_IN, REFUSED_FOR)
                 .await
                 .is_ok()
         );
         drop(free);
-        let error = reach(std::slice::from_ref(&address), REACH_IN)
+        let error = reach(std::slice::from_ref(&address), REACH_IN, REFUSED_FOR)
             .await
             .unwrap_err();
         let text = error.to_string();
@@ -271,7 +275,10 @@ mod tests {
             "{text}"
         );
         let unknown = "no-such-host.invalid:1".to_owned();
-        let error = reach(&[unknown], REACH_IN).await.unwrap_err().to_string();
+        let error = reach(&[unknown], REACH_IN, REFUSED_FOR)
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no-such-host.invalid:1"), "{error}");
     }
 
@@ -283,7 +290,7 @@ mod tests {
             .unwrap();
         let good = listener.address().to_string();
         let both = ["no-such-host.invalid:1".to_owned(), good];
-        assert!(reach(&both, REACH_IN).await.is_ok());
+        assert!(reach(&both, REACH_IN, REFUSED_FOR).await.is_ok());
     }
 
     #[tokio::test]
@@ -297,7 +304,10 @@ mod tests {
                 let _ = tokio::io::AsyncWriteExt::write_all(&mut peer, text).await;
             }
         });
-        let error = reach(&[address], REACH_IN).await.unwrap_err().to_string();
+        let error = reach(&[address], REACH_IN, REFUSED_FOR)
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no process of hither"), "{error}");
         served.abort();
     }

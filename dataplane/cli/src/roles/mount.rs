@@ -103,7 +103,14 @@ async fn serve(
         None
     };
     if !mount.wait {
-        cluster::reach(&source.managers, cluster::REACH_IN.min(options.timeout)).await?;
+        let (at_most, refused_for) = if mount.patient {
+            // That nobody listens says more than that nobody answered in time.
+            (options.timeout, options.timeout.mul_f32(0.9))
+        } else {
+            let at_most = cluster::REACH_IN.min(options.timeout);
+            (at_most, cluster::REFUSED_FOR)
+        };
+        cluster::reach(&source.managers, at_most, refused_for).await?;
     }
     let mounted = tokio::select! {
         mounted = mount_at(&mount, source, &directory, options) => mounted?,
