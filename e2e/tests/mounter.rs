@@ -4,7 +4,7 @@
 
 use std::ffi::CString;
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -189,6 +189,34 @@ fn a_running_mount_is_ranked_anew() {
     assert_eq!(refused.kind, Some(Kind::NoSuchMount));
     unmount(&at, UnmountFlags::empty()).unwrap();
     assert!(mounter.end("m").ok);
+}
+
+#[test]
+fn the_end_waits_for_the_data_and_says_what_was_lost() {
+    let cluster = Cluster::up("a", 1, &[]);
+    let at = cluster.dir().join("m");
+    let mut mounter = Mounter::start(cluster.dir());
+    assert!(mounter.mount("m", &at, &cluster, "timeout=2s").ok);
+
+    // Taken away while somebody has a file open: not before that is closed.
+    let mut open = File::create(at.join("f")).unwrap();
+    open.write_all(&pattern(1, 0, 10_000)).unwrap();
+    unmount(&at, UnmountFlags::DETACH).unwrap();
+    let busy = mounter.end("m");
+    assert_eq!(busy.kind, Some(Kind::Busy), "{busy:?}");
+    open.write_all(&pattern(1, 10_000, 10_000)).unwrap();
+    drop(open);
+    assert_eq!(mounter.end("m"), Reply::done());
+    assert!(mounter.mount("m", &at, &cluster, "timeout=2s").ok);
+    assert_eq!(fs::read(at.join("f")).unwrap(), pattern(1, 0, 20_000));
+
+    // The chunkserver is gone for good: that the data is too is said, once.
+    fs::write(at.join("g"), pattern(2, 0, 1000)).unwrap();
+    cluster.playground("kill", "cs-a1");
+    unmount(&at, UnmountFlags::DETACH).unwrap();
+    let lost = mounter.end("m");
+    assert_eq!(lost.kind, Some(Kind::DataLost), "{lost:?}");
+    assert_eq!(mounter.end("m"), Reply::done());
 }
 
 #[test]

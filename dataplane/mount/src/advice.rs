@@ -11,7 +11,8 @@ use crate::options::Options;
 
 /// Preferred expressions that match no chunkserver, or no copy of the class of the directory that
 /// is mounted. Nothing fails because of them.
-pub(crate) fn advice(options: &Options, map: &ClusterView, class: ClassId) -> Vec<String> {
+#[must_use]
+pub fn advice(options: &Options, map: &ClusterView, class: ClassId) -> Vec<String> {
     let preferred = &options.preferred;
     let servers: Vec<&LabelSet> = map
         .servers()

@@ -14,4 +14,5 @@ mod readahead;
 mod serve;
 pub mod transport;
 
+pub use advice::advice;
 pub use mount::{MountError, Mounted, mount, serve_connection};

@@ -14,7 +14,7 @@ use rustix::mount::UnmountFlags;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::advice;
+use crate::advice::advice;
 use crate::front::{End, Front};
 use crate::notify::Kernel;
 use crate::options::Options;
@@ -49,6 +49,7 @@ pub enum MountError {
 pub struct Mounted {
     client: Client,
     advice: Vec<String>,
+    class: ClassId,
     directory: PathBuf,
     unmounter: SessionUnmounter,
     ended: watch::Receiver<bool>,
@@ -122,6 +123,7 @@ struct Prepared {
     kernel: Arc<Kernel>,
     root: InodeId,
     advice: Vec<String>,
+    class: ClassId,
     directory: PathBuf,
     read_only: bool,
     read_ahead_bytes: u32,
@@ -141,17 +143,15 @@ async fn prepare(
     let root = find_root(&client, subdirectory).await?;
     // A preference is no reason not to mount, nor is what cannot be said of it.
     let class = client.attributes(root).await;
-    let class = class.map(|attributes| ClassId(attributes.inode.class));
-    let advice = class.map_or_else(
-        |_| Vec::new(),
-        |class| advice::advice(options, &client.map(), class),
-    );
+    let class = class.map_or_else(|_| ClassId(0), |known| ClassId(known.inode.class));
+    let advice = advice(options, &client.map(), class);
     let (tell, ended) = watch::channel(false);
     Ok(Prepared {
         client,
         kernel,
         root,
         advice,
+        class,
         directory: directory.to_owned(),
         read_only: options.read_only,
         read_ahead_bytes: options.kernel_read_ahead_bytes,
@@ -205,6 +205,7 @@ impl Prepared {
         Ok(Mounted {
             client: self.client,
             advice: self.advice,
+            class: self.class,
             directory: self.directory,
             unmounter,
             ended: self.ended,
@@ -230,6 +231,12 @@ impl Mounted {
     #[must_use]
     pub fn advice(&self) -> &[String] {
         &self.advice
+    }
+
+    /// Storage class of the directory that is mounted, as it was then.
+    #[must_use]
+    pub fn class(&self) -> ClassId {
+        self.class
     }
 
     /// Waits until the mount is taken away from outside (`umount`).

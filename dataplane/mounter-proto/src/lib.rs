@@ -18,14 +18,16 @@ pub use wire::{MESSAGE_BYTES_MAX, WireError, call, receive, reply};
 #[non_exhaustive]
 pub enum Request {
     /// Serve the connection to the kernel whose descriptor comes along. Answered once the mount can
-    /// be used. A mount whose connection has ended is replaced; one that stands is busy.
+    /// be used. A mount of this name that is ending is waited for; one that stands is busy.
     Serve(Serve),
     /// Stand elsewhere or prefer other servers from the next operation on.
     Rerank(Rerank),
     /// Name the mounts that stand.
     List,
-    /// Store everything, end the session with the cluster and let go of the descriptor. The caller
-    /// has unmounted before. A mount nobody knows has ended already.
+    /// Wait until everything a mount has written is stored, its session with the cluster has ended
+    /// and its descriptor is closed. The caller has unmounted before: a mount somebody still has
+    /// open is busy. Refused once with what was lost, if data could not be stored. A mount nobody
+    /// knows has ended already.
     End {
         /// Name of the mount.
         mount: String,
@@ -98,12 +100,16 @@ pub enum Kind {
     Unreachable,
     /// The directory inside the cluster is not there.
     NoSuchDirectory,
-    /// A mount of this name stands.
+    /// The mount stands, is being made or is in use. A retry helps when it is not any more.
     Busy,
     /// No mount has this name.
     NoSuchMount,
     /// Too many requests are under way. A retry helps.
     Overloaded,
+    /// The mounter has been told to end and takes no new mounts. Another one will.
+    Ending,
+    /// Data could not be stored: what fsync had not answered is lost. Said once.
+    DataLost,
     /// Everything else; the text says what.
     #[serde(other)]
     Internal,
