@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use hither_e2e::load::under_load;
-use hither_e2e::{Cluster, Ends, Setup, drop_caches, eventually, pattern, servers_of};
+use hither_e2e::{Cluster, Ends, Role, Setup, Store, drop_caches, eventually, pattern, servers_of};
 
 fn cut_between(cluster: &Cluster, one: &str, other: &str) {
     cluster.network().cut(&[
@@ -118,6 +118,40 @@ fn the_preferred_server_is_cut_off_from_the_mount_only() {
             servers[0]["zone"] == "a" && servers[0]["suspect"] == false
         },
     );
+}
+
+/// The metadata server cannot reach a chunkserver that everybody else reaches, and a writer is
+/// evicted: what it wrote was locked until the connection was mended.
+#[test]
+fn a_chunkserver_is_cut_off_from_the_metadata_server_only() {
+    let mut cluster = Setup::new("a,b", 1).store(Store::Etcd).own_network().up();
+    for name in ["mds", "mds-2"] {
+        cluster.regroup(name, GROUP_ONE);
+    }
+    assert!(cluster.name_of(Role::Mds).starts_with("mds"));
+    cluster.wait_whole();
+    let writer = cluster.mount("writer", "");
+    let reader = cluster.mount("reader", "");
+    let mut file = fs::File::create(writer.join("f")).unwrap();
+    file.write_all(&pattern(3, 0, 300_000)).unwrap();
+    file.sync_all().unwrap();
+    file.write_all(&pattern(3, 300_000, 4_000_000)).unwrap();
+    cluster.network().cut(&[Ends {
+        from_group: GROUP_ONE,
+        to: cluster.address_of("cs-b1"),
+    }]);
+    let sessions = cluster.admin(&["session", "ls"]);
+    let of_writer = |s: &&serde_json::Value| s["mountPoint"] == writer.display().to_string();
+    let session = sessions.as_array().unwrap().iter().find(of_writer).unwrap();
+    let _ = cluster.admin(&["session", "evict", &session["session"].to_string()]);
+    eventually(Duration::from_secs(120), "others get the file", || {
+        let read = fs::read(reader.join("f"));
+        read.is_ok_and(|bytes| bytes.starts_with(&pattern(3, 0, 300_000)))
+    });
+    let groups = &cluster.admin(&["status"])["groups"];
+    assert_ne!(groups["whole"], groups["total"], "some went on without it");
+    cluster.network().heal();
+    cluster.wait_whole();
 }
 
 /// Group ids that tell the two ends from everybody else.

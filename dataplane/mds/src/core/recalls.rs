@@ -101,8 +101,14 @@ impl Core {
         }
     }
 
-    /// What the recall asked for is given back.
+    /// What the recall asked for is given back. A session that is being evicted gives nothing back any
+    /// more, whatever it says: it has dropped what it wrote, and its files are sealed first.
     pub(crate) fn finish_recall(&mut self, id: u64, open: bool) {
+        let of = self.recalls.get(&id).map(|pending| pending.wanted.session);
+        let session = of.and_then(|session| self.sessions.get(&session));
+        if session.is_none_or(|session| session.evicting) {
+            return;
+        }
         let Some(pending) = self.recalls.remove(&id) else {
             return;
         };

@@ -274,6 +274,29 @@ fn a_file_is_given_to_nobody_before_the_last_of_its_seals_is_done() {
     world.result(waiting).unwrap();
 }
 
+/// A mount whose session is evicted drops what it wrote and acknowledges the recall: the file was
+/// given to others before its chunks were sealed.
+#[test]
+fn what_an_evicted_session_gives_back_is_sealed_first() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let (ino, lease, chunk) = open_new(&mut world, a, "f");
+    let written = Op::WriteReport(report(ino, lease, 100, vec![chunk]));
+    world.ask(a, written).unwrap();
+    world.hold_data = true;
+    let token = world.token();
+    world.event(crate::core::Event::Evict(token, a));
+    let reading = world.send(b, acquire(ino, false));
+    world.settle();
+    assert_eq!(world.take(reading), None, "before the fence");
+    while let Some(event) = world.data_next() {
+        assert_eq!(world.take(reading), None, "before {event:?}");
+        world.event(event);
+        world.settle();
+    }
+    world.result(reading).unwrap();
+}
+
 /// What had moved to another rank was taken for a file nobody can reach: its chunks were freed.
 #[test]
 fn a_file_of_another_rank_is_not_sealed_away() {
