@@ -58,6 +58,19 @@ kube-up:
 kube-down:
 	@e2e/kube/kube down
 
+# Every scenario on the cluster, with binaries as the tests have them.
+.PHONY: e2e e2e-image
+e2e-image: setup
+	cargo build --quiet $(addprefix -p ,$(IMAGE_PROGRAMS)) --features hither/etcd
+	e2e/kube/image.py hither $(IMAGES)/hither-test.tar --bin "$(CARGO_TARGET_DIR)/debug" --require $(IMAGE_PROGRAMS)
+	e2e/kube/image.py busybox $(IMAGES)/busybox.tar
+
+e2e: kube-up e2e-image
+	@e2e/kube/kube load $(IMAGES)/hither-test.tar $(IMAGES)/busybox.tar
+	@e2e/kube/kube sidecars
+	@e2e/kube/e2e.py $(SCENARIOS)
+	@e2e/kube/kube down
+
 # Proves what the tests on the cluster rely on.
 kube-smoke: kube-up image
 	@e2e/kube/kube load $(IMAGES)/hither.tar $(IMAGES)/busybox.tar

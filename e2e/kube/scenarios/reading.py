@@ -1,0 +1,111 @@
+"""Every zone reads its own copy; a lost zone stops nobody."""
+
+import threading
+
+from cluster import network
+from cluster.layout import find
+from cluster.say import Failure, wait_until
+
+from .scenario import Scenario, checksum, expect
+
+MEBIBYTE = 1 << 20
+
+
+class OwnZone(Scenario):
+    """three pods over three zones write and read one volume, each from its own zone's servers"""
+
+    def run(self) -> None:
+        pods = self.pods_in_zones()
+        sums = {}
+        for zone, pod in pods.items():
+            self.sh(pod, f"dd if=/dev/urandom of=/data/{zone} bs=1M count=24 && sync")
+            sums[zone] = checksum(self.sh(pod, f"sha256sum /data/{zone}"))
+        before = {s.zone: s.read_bytes for s in self.there.servers()}
+        for zone, pod in pods.items():
+            # Each file once from a zone that has not written it, so that no page cache helps.
+            others = [other for other in pods if other != zone]
+            for other in others:
+                seen = checksum(self.sh(pod, f"sha256sum /data/{other}"))
+                expect(seen == sums[other], f"{pod} reads what {pods[other]} wrote")
+        after = {s.zone: s.read_bytes for s in self.there.servers()}
+        for zone in pods:
+            read = after[zone] - before[zone]
+            self.note(f"{zone}: its pod read 48 MiB, its chunkservers gave {read >> 20} MiB")
+            expect(46 * MEBIBYTE <= read <= 60 * MEBIBYTE,
+                   f"the servers of {zone} to serve their own pod, and nobody else: {read} bytes")
+
+
+class ZoneLoss(Scenario):
+    """a zone is cut off during verified reads and writes: pods elsewhere see no error"""
+
+    seconds = 240
+    needs_own_cluster = True
+
+    def heal(self) -> None:
+        if self.there.own:
+            network.restore(find("c"))
+
+    def run(self) -> None:
+        pods = self.pods_in_zones()
+        lost = find("c")
+        staying = {zone: pod for zone, pod in pods.items() if zone != lost.zone}
+        failures: list[str] = []
+        rounds = {pod: 0 for pod in staying.values()}
+        stop = threading.Event()
+
+        def load(pod: str) -> None:
+            """Writes a file, makes it stable, reads everybody's back; any error counts."""
+            while not stop.is_set():
+                name = f"/data/{pod}-{rounds[pod] % 4}"
+                try:
+                    self.sh(pod, f"dd if=/dev/urandom of={name}.new bs=256k count=8 2>/dev/null"
+                                 f" && sync {name}.new && sha256sum <{name}.new >{name}.sum.new"
+                                 f" && mv {name}.new {name} && mv {name}.sum.new {name}.sum"
+                                 f" && test \"$(sha256sum <{name})\" = \"$(cat {name}.sum)\"")
+                    rounds[pod] += 1
+                except Failure as failure:
+                    failures.append(f"{pod}: {failure}")
+                    return
+
+        threads = [threading.Thread(target=load, args=(pod,)) for pod in staying.values()]
+        for thread in threads:
+            thread.start()
+        try:
+            self.until_more(rounds, 2, failures)
+            network.cut(lost)
+            self.note(f"{lost.zone} is cut off after {rounds}")
+            self.until_more(rounds, 6, failures)
+            network.restore(lost)
+            self.note(f"{lost.zone} is back after {rounds}")
+            self.until_more(rounds, 2, failures)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        expect(not failures, f"no error: {failures}")
+        self.kubectl.wait(f"node/{lost.name}", "condition=Ready", 90)
+        back = pods[lost.zone]
+        wait_until(f"{back} is reached again", 60, lambda: self.answers(back))
+        for pod in staying.values():
+            for number in range(min(4, rounds[pod])):
+                name = f"/data/{pod}-{number}"
+                same = f"test \"$(sha256sum <{name})\" = \"$(cat {name}.sum)\""
+                self.sh(back, same)
+        wait_until("its copies have caught up", 120, self.is_whole)
+
+    def until_more(self, rounds: dict[str, int], more: int, failures: list[str]) -> None:
+        goal = {pod: count + more for pod, count in rounds.items()}
+        wait_until(f"{more} more rounds of each pod", 100,
+                   lambda: failures or all(rounds[pod] >= goal[pod] for pod in goal))
+        expect(not failures, f"no error: {failures}")
+
+    def answers(self, pod: str) -> bool:
+        try:
+            return self.sh(pod, "ls /data >/dev/null && echo yes").strip() == "yes"
+        except Failure:
+            return False
+
+    def is_whole(self) -> bool:
+        cluster = self.there.kubectl.json("--namespace", "hither-system", "hithercluster", "demo")
+        conditions = {c["type"]: c["status"] for c in cluster["status"]["conditions"]}
+        return conditions.get("DataAtRisk", "False") == "False" and conditions["Ready"] == "True"

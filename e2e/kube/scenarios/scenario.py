@@ -1,0 +1,86 @@
+"""A scenario: a namespace of its own, a time limit, and a cluster that is clean after it."""
+
+from cluster.say import Failure, say
+
+from . import manifests
+from .installation import STORAGE_CLASS, Installation
+
+
+class Scenario:
+    """One test. `run` proves something; what it made in its namespace is removed after it."""
+
+    # Longest time it may take, without its cleaning.
+    seconds = 180
+    # It cuts links or stops machines, so it needs the cluster of this directory.
+    needs_own_cluster = False
+
+    def __init__(self, there: Installation):
+        self.there = there
+        self.kubectl = there.kubectl
+        words = "".join(f"-{c.lower()}" if c.isupper() else c for c in type(self).__name__)
+        self.namespace = "e2e" + words
+
+    @classmethod
+    def title(cls) -> str:
+        return (cls.__doc__ or cls.__name__).strip().splitlines()[0]
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def heal(self) -> None:
+        """Puts back what the scenario has broken outside its namespace."""
+
+    def clean(self) -> None:
+        self.heal()
+        self.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--timeout=120s")
+
+    def begin(self) -> None:
+        self.clean()
+        self.kubectl("create", "namespace", self.namespace)
+
+    # What scenarios are made of.
+
+    def of(self, *arguments: object, check: bool = True) -> str:
+        return self.kubectl("--namespace", self.namespace, *arguments, check=check)
+
+    def apply(self, manifest: str) -> None:
+        self.kubectl("--namespace", self.namespace, "apply", "-f", "-", stdin=manifest)
+
+    def get(self, *arguments: object) -> dict:
+        return self.kubectl.json("--namespace", self.namespace, *arguments)
+
+    def sh(self, pod: str, command: str) -> str:
+        """Runs a shell command in a pod."""
+        return self.of("exec", pod, "--", "sh", "-c", command)
+
+    def pods_in_zones(self, claim: str = "data") -> dict[str, str]:
+        """A claim many pods share, and a pod in each zone that mounts it: zone to pod."""
+        self.apply(manifests.claim(claim, STORAGE_CLASS))
+        self.apply(manifests.readers(self.there.busybox, claim))
+        self.of("rollout", "status", "statefulset/pods", "--timeout=120s")
+        zones = self.there.zones()
+        pods = self.get("pods", "--selector=app=pods")["items"]
+        placed = {zones[p["spec"]["nodeName"]]: p["metadata"]["name"] for p in pods}
+        expect(len(placed) == 3, f"a pod in each of three zones, found {sorted(placed)}")
+        return placed
+
+    def node_of(self, pod: str) -> str:
+        return self.get("pod", pod)["spec"]["nodeName"]
+
+    def volume_of(self, claim: str = "data") -> str:
+        """Handle of the volume bound to a claim."""
+        name = self.get("pvc", claim)["spec"]["volumeName"]
+        return self.kubectl.json("pv", name)["spec"]["csi"]["volumeHandle"]
+
+    def note(self, text: str) -> None:
+        say(f"   {text}")
+
+
+def expect(holds: bool, what: str) -> None:
+    if not holds:
+        raise Failure(f"expected {what}")
+
+
+def checksum(text: str) -> str:
+    """The sum in what `sha256sum` prints."""
+    return text.split()[0] if text.split() else ""
