@@ -6,7 +6,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
 cargo build --quiet --bin hither --features etcd
+# The driver ends at named places when a test wants it to.
+cargo build --quiet -p hither-csi --features kill-points
 export HITHER_BIN="$target/debug/hither"
+export HITHER_CSI_BIN="$target/debug/hither-csi"
 export PJDFSTEST_BIN="$target/tools/bin/pjdfstest"
 if [ ! -x "$PJDFSTEST_BIN" ]; then
     echo "installing pjdfstest"

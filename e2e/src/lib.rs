@@ -9,6 +9,7 @@
     reason = "tests of real processes measure real time"
 )]
 
+pub mod csi;
 mod disk;
 pub mod load;
 mod network;

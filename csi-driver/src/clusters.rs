@@ -1,0 +1,194 @@
+//! The clusters this process knows, and one client of each.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hither_client::{Client, ClientConfig, NoKernelCaches};
+use parking_lot::Mutex;
+
+use crate::error::Refusal;
+use crate::ids::ClusterId;
+use crate::secret::ClusterAccess;
+
+/// A cluster that answers.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    /// Its id.
+    pub id: ClusterId,
+    /// A client of it.
+    pub client: Client,
+}
+
+/// The clusters this process knows: those of `--clusters-dir` and those that requests named.
+#[derive(Debug)]
+pub struct Clusters {
+    host: String,
+    directory: Option<PathBuf>,
+    /// Clients by cluster; at most [`CLUSTERS_MAX`], an idle client more is dropped.
+    clients: Mutex<BTreeMap<ClusterId, Cluster>>,
+}
+
+impl Clusters {
+    /// Knows the clusters of a directory, with a directory for each, named as StorageClasses name
+    /// the cluster, in it a file for each key of its secret.
+    #[must_use]
+    pub fn new(host: String, directory: Option<PathBuf>) -> Self {
+        Self {
+            host,
+            directory,
+            clients: Mutex::default(),
+        }
+    }
+
+    /// The cluster of a request: by its secrets, or if they name none by its id among the known.
+    ///
+    /// # Errors
+    /// `NotNow` when nothing says how to reach it or another cluster answers there,
+    /// `Unreachable` when none does.
+    pub async fn of_request(
+        &self,
+        access: Option<&ClusterAccess>,
+        id: Option<&ClusterId>,
+    ) -> Result<Cluster, Refusal> {
+        if let Some(access) = access {
+            if let (Some(named), Some(id)) = (&access.cluster, id)
+                && named != id
+            {
+                return Err(Refusal::NotNow(format!(
+                    "the secret is of cluster {named}, the volume of {id}"
+                )));
+            }
+            let mut access = access.clone();
+            access.cluster = access.cluster.or_else(|| id.cloned());
+            return self.reach(&access).await;
+        }
+        let id = id.ok_or_else(|| {
+            Refusal::Invalid("the request has no secrets that name a cluster".into())
+        })?;
+        if let Some(known) = self.clients.lock().get(id) {
+            return Ok(known.clone());
+        }
+        let found = self
+            .configured()
+            .into_iter()
+            .find(|(_, access)| access.cluster.as_ref() == Some(id));
+        match found {
+            Some((_, access)) => self.reach(&access).await,
+            None => Err(Refusal::NotNow(format!(
+                "nothing says how to reach cluster {id}: the request has no secrets"
+            ))),
+        }
+    }
+
+    /// The cluster a StorageClass names; without a name the only one known.
+    ///
+    /// # Errors
+    /// `NotNow` when it is not known.
+    pub async fn named(&self, name: Option<&str>) -> Result<Cluster, Refusal> {
+        let mut configured = self.configured();
+        if let Some(name) = name {
+            configured.retain(|(of, _)| of == name);
+        }
+        if let [(_, access)] = &configured[..] {
+            return self.reach(access).await;
+        }
+        let known: Vec<Cluster> = self.clients.lock().values().cloned().collect();
+        match &known[..] {
+            [only] if configured.is_empty() => Ok(only.clone()),
+            _ => Err(Refusal::NotNow(
+                "it is not known which cluster is meant: see --clusters-dir".into(),
+            )),
+        }
+    }
+
+    /// All clusters that are known and can be reached.
+    ///
+    /// # Errors
+    /// `Unreachable` when one cannot: a list without it would say that its volumes are gone.
+    pub async fn all(&self) -> Result<Vec<Cluster>, Refusal> {
+        for (_, access) in self.configured() {
+            self.reach(&access).await?;
+        }
+        Ok(self.clients.lock().values().cloned().collect())
+    }
+
+    /// Ends the sessions with all clusters, as far as they answer soon.
+    pub async fn close(&self) {
+        let all = std::mem::take(&mut *self.clients.lock());
+        for cluster in all.into_values() {
+            let closed = tokio::time::timeout(CLOSE_TIMEOUT, cluster.client.close()).await;
+            if !matches!(closed, Ok(Ok(()))) {
+                tracing::warn!(cluster = %cluster.id, "the session is not closed: it runs out");
+            }
+        }
+    }
+
+    /// The cluster at these addresses.
+    async fn reach(&self, access: &ClusterAccess) -> Result<Cluster, Refusal> {
+        if let Some(id) = &access.cluster
+            && let Some(known) = self.clients.lock().get(id)
+        {
+            return Ok(known.clone());
+        }
+        let config = ClientConfig {
+            managers: access.managers.clone(),
+            host: self.host.clone(),
+            mount_point: "csi".into(),
+            timeout: TIMEOUT,
+            cached_inodes_max: CACHED_INODES,
+            read_ahead_bytes_max: 0,
+            ..ClientConfig::default()
+        };
+        let client = Client::start(config, Arc::new(NoKernelCaches)).await?;
+        let id = ClusterId::of_bytes(client.map().cluster_id());
+        if access.cluster.as_ref().is_some_and(|wanted| *wanted != id) {
+            let wanted = access.cluster.as_ref().map_or("", ClusterId::as_str);
+            return Err(Refusal::NotNow(format!(
+                "the managers are those of cluster {id}, not of {wanted}"
+            )));
+        }
+        let mut clients = self.clients.lock();
+        if clients.len() >= CLUSTERS_MAX
+            && let Some(first) = clients.keys().next().cloned()
+        {
+            clients.remove(&first);
+        }
+        // Another request may have been faster: then all use its client.
+        let cluster = clients.entry(id.clone()).or_insert(Cluster { id, client });
+        Ok(cluster.clone())
+    }
+
+    fn configured(&self) -> Vec<(String, ClusterAccess)> {
+        let Some(directory) = &self.directory else {
+            return Vec::new();
+        };
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        let named = entries.filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            if name.starts_with('.') || !entry.path().is_dir() {
+                return None;
+            }
+            match ClusterAccess::of_directory(&entry.path()) {
+                Ok(access) => Some((name, access)),
+                Err(error) => {
+                    tracing::warn!(cluster = name, %error, "a cluster's secret cannot be used");
+                    None
+                }
+            }
+        });
+        let mut all: Vec<(String, ClusterAccess)> = named.collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    }
+}
+
+/// Longest wait of one operation for a cluster; shorter than every budget.
+const TIMEOUT: Duration = Duration::from_secs(8);
+/// Longest wait for a session to end.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Clusters of which a client is kept.
+const CLUSTERS_MAX: usize = 64;
+/// Inodes a client of this process keeps.
+const CACHED_INODES: usize = 10_000;

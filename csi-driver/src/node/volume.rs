@@ -1,0 +1,231 @@
+//! One volume on this node: the steps of staging, publishing and their inverses.
+//!
+//! Each step can be repeated, and what a killed process has left is found in the kernel's table
+//! and in the records alone. The caller holds the volume's guard.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hither_mounter_proto::Serve;
+use tokio::sync::watch;
+
+use crate::decide::publish::{Publishing, Staging, beside, source, staging, target};
+use crate::error::Refusal;
+use crate::ids::Handle;
+use crate::kill::point;
+use crate::node::kernel;
+use crate::node::labels::NodeLabels;
+use crate::node::mounter::Mounter;
+use crate::node::mountinfo::at;
+use crate::node::record::{Record, Records, Target};
+use crate::rpc::csi::volume_capability::access_mode::Mode;
+
+/// What all volumes of this node share.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// What is known of them.
+    pub records: Records,
+    /// Who serves their mounts.
+    pub mounter: Arc<dyn Mounter>,
+    /// Where the node stands.
+    pub labels: watch::Receiver<NodeLabels>,
+}
+
+impl Node {
+    /// What stands at a volume's staging path.
+    ///
+    /// # Errors
+    /// `Unreachable` when the mount daemon does not answer.
+    pub async fn standing(&self, handle: &Handle, place: &Path) -> Result<Staging, Refusal> {
+        let served = self.mounter.list().await?;
+        Ok(staging(
+            &handle.to_string(),
+            place,
+            &kernel::mounts()?,
+            &served,
+        ))
+    }
+
+    /// Mounts a volume at its staging path, in place of what is left there of it, and keeps its
+    /// record. After a final error nothing is left.
+    ///
+    /// # Errors
+    /// What the daemon says; `Busy` when something may remain.
+    pub async fn stage(&self, handle: &Handle, mut record: Record) -> Result<String, Refusal> {
+        record.staged = false;
+        self.records.store(handle, &record)?;
+        point("stage.recorded");
+        match self.mount(handle, &record).await {
+            Ok(device) => {
+                record.staged = true;
+                self.records.store(handle, &record)?;
+                point("stage.confirmed");
+                Ok(device)
+            }
+            Err(error) => {
+                let undone = self.unstage(handle, &record.staging).await;
+                match undone {
+                    Ok(()) => Err(error),
+                    Err(left) => Err(Refusal::Busy(format!(
+                        "{error}; and not everything is undone ({left}): repeat"
+                    ))),
+                }
+            }
+        }
+    }
+
+    /// Mounts what a record describes; answers the device number.
+    ///
+    /// # Errors
+    /// What the daemon says. The mount may be left, dead.
+    pub async fn mount(&self, handle: &Handle, record: &Record) -> Result<String, Refusal> {
+        kernel::detach_all(&record.staging)?;
+        self.mounter.end(&record.handle).await?;
+        let standpoint = self.labels.borrow().standpoint(&record.template)?;
+        let device = kernel::mount_fuse(&source(&record.handle), &record.staging)?;
+        point("stage.mounted");
+        let serve = Serve {
+            mount: record.handle.clone(),
+            managers: record.managers.clone(),
+            subdirectory: record.subdirectory.clone(),
+            options: standpoint.options(&record.options, is_read_only(record.mode)),
+            staging: record.staging.display().to_string(),
+        };
+        self.mounter.serve(serve, device).await?;
+        point("stage.served");
+        match self.standing(handle, &record.staging).await? {
+            Staging::Alive(device) => Ok(device),
+            other => Err(Refusal::Busy(format!(
+                "the mount went away at once: {other:?}"
+            ))),
+        }
+    }
+
+    /// Takes a volume's mount away. Works on dead mounts, without a record and without a daemon:
+    /// then the kernel has ended the connection already.
+    ///
+    /// # Errors
+    /// `Broken` when the kernel refuses.
+    pub async fn unstage(&self, handle: &Handle, place: &Path) -> Result<(), Refusal> {
+        kernel::detach_all(place)?;
+        if let Some(record) = self.records.load(handle).ok().flatten()
+            && record.staging != place
+        {
+            kernel::detach_all(&record.staging)?;
+        }
+        point("unstage.detached");
+        if let Err(error) = self.mounter.end(&handle.to_string()).await {
+            tracing::warn!(volume = %handle, %error, "the mount daemon does not confirm the end");
+        }
+        point("unstage.ended");
+        self.records.remove(handle)?;
+        point("unstage.forgotten");
+        Ok(())
+    }
+
+    /// Gives a pod the volume at a path. `record` is the volume's, staged.
+    ///
+    /// # Errors
+    /// `NotNow` when staging is not this volume's mount or the path is taken.
+    pub async fn publish(
+        &self,
+        handle: &Handle,
+        record: &mut Record,
+        wanted: Target,
+        shared: bool,
+    ) -> Result<(), Refusal> {
+        let device = match self.standing(handle, &record.staging).await? {
+            Staging::Alive(device) => device,
+            // The daemon has been replaced: as repair does it.
+            Staging::Dead | Staging::Bare if record.staged => self.mount(handle, record).await?,
+            other => {
+                return Err(Refusal::NotNow(format!(
+                    "{} is not this volume's mount: {other:?}",
+                    record.staging.display()
+                )));
+            }
+        };
+        let mounts = kernel::mounts()?;
+        beside(&wanted, shared, &record.targets, &record.handle, &mounts)?;
+        target(&record.handle, &device, &wanted, &mounts)?;
+        let path = wanted.path.clone();
+        if !record.targets.iter().any(|known| known.path == path) {
+            record.targets.push(wanted);
+            self.records.store(handle, record)?;
+        }
+        point("publish.recorded");
+        kernel::make_directory(&path)?;
+        point("publish.directory");
+        let place = record.targets.iter().position(|known| known.path == path);
+        let place = place.ok_or_else(|| Refusal::Broken("a target was not kept".into()))?;
+        bind(record, &record.targets[place], &device)?;
+        if !record.targets[place].published {
+            record.targets[place].published = true;
+            self.records.store(handle, record)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the volume from a pod. Works on dead mounts and without a record; a path that is not
+    /// there is done.
+    ///
+    /// # Errors
+    /// `Broken` when the kernel refuses or the directory holds something.
+    pub fn unpublish(&self, handle: Option<&Handle>, path: &Path) -> Result<(), Refusal> {
+        kernel::detach_all(path)?;
+        point("unpublish.detached");
+        kernel::remove_directory(path)?;
+        point("unpublish.removed");
+        let Some(handle) = handle else {
+            return Ok(());
+        };
+        if let Some(mut record) = self.records.load(handle)? {
+            let before = record.targets.len();
+            record.targets.retain(|target| target.path != path);
+            if record.targets.len() != before {
+                self.records.store(handle, &record)?;
+            }
+        }
+        point("unpublish.recorded");
+        Ok(())
+    }
+}
+
+/// Makes a target show the volume of this device with its options, whatever is there of it.
+///
+/// # Errors
+/// `NotNow` when something else is there, `Broken` when the kernel refuses.
+pub fn bind(record: &Record, wanted: &Target, device: &str) -> Result<(), Refusal> {
+    let needs = target(&record.handle, device, wanted, &kernel::mounts()?)?;
+    if needs == Publishing::Anew {
+        kernel::detach_all(&wanted.path)?;
+    }
+    if matches!(needs, Publishing::Anew | Publishing::Bind) {
+        kernel::bind(&record.staging, &wanted.path)?;
+        point("publish.bound");
+        // Between the look and the bind the mount may have gone: a bare directory was bound then.
+        let mounts = kernel::mounts()?;
+        let is_ours = at(&mounts, &wanted.path)
+            .iter()
+            .all(|mount| mount.device == device);
+        if !is_ours {
+            kernel::detach_all(&wanted.path)?;
+            return Err(Refusal::Busy(
+                "the mount went away meanwhile: repeat".into(),
+            ));
+        }
+    }
+    if target(&record.handle, device, wanted, &kernel::mounts()?)? == Publishing::Options {
+        kernel::set_options(&wanted.path, &wanted.options)?;
+    }
+    point("publish.options");
+    Ok(())
+}
+
+/// Whether a stored access mode lets nothing be written.
+#[must_use]
+pub fn is_read_only(mode: i32) -> bool {
+    [Mode::SingleNodeReaderOnly, Mode::MultiNodeReaderOnly]
+        .iter()
+        .any(|read_only| i32::from(*read_only) == mode)
+}

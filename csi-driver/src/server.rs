@@ -1,0 +1,88 @@
+//! Listening: sockets for requests, and the liveness answer.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::Stream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+
+/// The path in an endpoint, which is a path or `unix://` and a path.
+#[must_use]
+pub fn socket_of(endpoint: &str) -> PathBuf {
+    let path = endpoint.strip_prefix("unix:").unwrap_or(endpoint);
+    let rest = path.trim_start_matches('/');
+    if path.len() == rest.len() {
+        return PathBuf::from(rest);
+    }
+    Path::new("/").join(rest)
+}
+
+/// Listens at a path, in place of who listened there before.
+///
+/// # Errors
+/// What the system says.
+pub fn listen(
+    path: &Path,
+) -> io::Result<impl Stream<Item = io::Result<UnixStream>> + Send + 'static> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    // Bound beside and moved there: at no time nobody listens at the path.
+    let beside = path.with_extension("new");
+    match std::fs::remove_file(&beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&beside)?;
+    std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&beside, path)?;
+    Ok(futures::stream::unfold(listener, |listener| async move {
+        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        Some((accepted, listener))
+    }))
+}
+
+/// Answers `GET` of anything with "alive", as long as this process's loop turns. Nothing else is
+/// looked at: a cluster that does not answer is no reason to restart.
+///
+/// # Errors
+/// When nothing can listen there.
+pub async fn liveness(address: String) -> io::Result<()> {
+    let listener = TcpListener::bind(&address).await?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        tokio::spawn(async move {
+            let mut request = [0; 1024];
+            let asked = tokio::time::timeout(LIVENESS_PATIENCE, stream.read(&mut request)).await;
+            if asked.is_ok_and(|read| read.is_ok()) {
+                stream.write_all(ALIVE).await.ok();
+            }
+        });
+    }
+}
+
+const ALIVE: &[u8] =
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\nConnection: close\r\n\r\nalive\n";
+/// Longest wait for a request on a connection.
+const LIVENESS_PATIENCE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints() {
+        for endpoint in [
+            "/a/b.sock",
+            "unix:/a/b.sock",
+            "unix:///a/b.sock",
+            "unix://a/b.sock",
+        ] {
+            assert_eq!(socket_of(endpoint), Path::new("/a/b.sock"), "{endpoint}");
+        }
+        assert_eq!(socket_of("b.sock"), Path::new("b.sock"));
+    }
+}

@@ -1,0 +1,189 @@
+//! A volume's life through the CSI driver, on a real cluster with real mounts.
+#![cfg(feature = "live")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::fs;
+use std::time::Duration;
+
+use hither_csi::rpc::csi::volume_capability::access_mode::Mode;
+use hither_e2e::csi::{Driver, Part, code, insist};
+use hither_e2e::{Cluster, eventually, pattern, write_stable};
+use tonic::Code;
+
+const SIZE: i64 = 64 << 20;
+const RWX: Mode = Mode::MultiNodeMultiWriter;
+
+/// Made, expanded, staged, published to two pods, used up to its quota, and gone without a trace.
+#[test]
+fn a_life() {
+    let mut cluster = Cluster::up("a,b", 1, &[]);
+    let driver = Driver::start(&cluster, &[]);
+    let volume = driver.create("pvc-1", SIZE).unwrap();
+    assert_eq!(volume.capacity_bytes, SIZE);
+    assert!(volume.volume_context.is_empty(), "nothing that can change");
+    assert_eq!(driver.create("pvc-1", SIZE).unwrap(), volume);
+    assert_eq!(code(driver.create("pvc-1", 2 * SIZE)), Code::AlreadyExists);
+    let handle = volume.volume_id.as_str();
+
+    driver.stage(handle, RWX).unwrap();
+    driver.stage(handle, RWX).unwrap();
+    assert_eq!(
+        code(driver.stage(handle, Mode::SingleNodeWriter)),
+        Code::AlreadyExists
+    );
+    let a = driver.publish(handle, "a", RWX, false).unwrap();
+    driver.publish(handle, "a", RWX, false).unwrap();
+    assert_eq!(
+        code(driver.publish(handle, "a", RWX, true)),
+        Code::AlreadyExists
+    );
+    let b = driver.publish(handle, "b", RWX, true).unwrap();
+    assert_eq!(driver.mounts().len(), 3, "one superblock and two binds");
+
+    write_stable(&a.join("f"), &pattern(1, 0, 3_000_000));
+    assert!(fs::read(b.join("f")).unwrap() == pattern(1, 0, 3_000_000));
+    assert!(fs::write(b.join("g"), "x").is_err(), "a read-only target");
+    let (total, used) = driver.stats(handle, &a).unwrap();
+    assert_eq!((total, used), (SIZE, 3_000_000));
+    assert_eq!(
+        code(driver.stats(handle, &driver.kubelet(""))),
+        Code::NotFound
+    );
+    assert_eq!(driver.expand(handle, 2 * SIZE).unwrap(), 2 * SIZE);
+    assert_eq!(driver.expand(handle, SIZE).unwrap(), 2 * SIZE);
+    eventually(
+        Duration::from_secs(5),
+        "the mount shows the new size",
+        || driver.stats(handle, &a).unwrap().0 == 2 * SIZE,
+    );
+    let standing = &driver.served()[0];
+    assert_eq!(standing.preferred, "node=n1;zone=a", "{standing:?}");
+
+    driver.unpublish(handle, "b").unwrap();
+    driver.unpublish(handle, "a").unwrap();
+    driver.unpublish(handle, "a").unwrap();
+    driver.unstage(handle).unwrap();
+    driver.unstage(handle).unwrap();
+    driver.assert_nothing_left();
+    assert_eq!(
+        code(driver.publish(handle, "a", RWX, false)),
+        Code::FailedPrecondition
+    );
+    driver.delete(handle).unwrap();
+    driver.delete(handle).unwrap();
+    assert_eq!(code(driver.stage(handle, RWX)), Code::NotFound);
+    driver.assert_nothing_left();
+    let root = cluster.mount("root", "");
+    eventually(Duration::from_secs(10), "the trash is emptied", || {
+        fs::read_dir(root.join("volumes/.trash"))
+            .unwrap()
+            .next()
+            .is_none()
+    });
+    cluster.unmount(&root);
+}
+
+/// The limit of a volume holds, for bytes and for files.
+#[test]
+fn quotas_hold() {
+    let cluster = Cluster::up("a", 1, &["--class", "A"]);
+    let driver = Driver::start(&cluster, &[]);
+    let volume = driver.create("small", 1 << 20).unwrap();
+    let handle = volume.volume_id.as_str();
+    driver.modify(handle, "inodeQuota", "3").unwrap();
+    assert_eq!(
+        code(driver.modify(handle, "class", "none-such")),
+        Code::InvalidArgument
+    );
+    assert_eq!(
+        code(driver.modify(handle, "size", "1")),
+        Code::InvalidArgument
+    );
+    driver.stage(handle, RWX).unwrap();
+    let at = driver.publish(handle, "a", RWX, false).unwrap();
+    for n in 0..3 {
+        fs::write(at.join(format!("f{n}")), "").unwrap();
+    }
+    assert!(fs::write(at.join("f3"), "").is_err(), "a fourth file");
+    let large = pattern(1, 0, 3 << 20);
+    let written =
+        fs::write(at.join("f0"), &large).and_then(|()| fs::File::open(at.join("f0"))?.sync_all());
+    assert!(written.is_err(), "three times the volume's size");
+    driver.unpublish(handle, "a").unwrap();
+    driver.unstage(handle).unwrap();
+    driver.delete(handle).unwrap();
+    driver.assert_nothing_left();
+}
+
+/// One pod only, and the second is refused.
+#[test]
+fn a_volume_of_one_pod() {
+    let cluster = Cluster::up("a", 1, &["--class", "A"]);
+    let driver = Driver::start(&cluster, &[]);
+    let handle = driver.create("rwop", SIZE).unwrap().volume_id;
+    let rwop = Mode::SingleNodeSingleWriter;
+    driver.stage(&handle, rwop).unwrap();
+    driver.publish(&handle, "a", rwop, false).unwrap();
+    driver.publish(&handle, "a", rwop, false).unwrap();
+    assert_eq!(
+        code(driver.publish(&handle, "b", rwop, false)),
+        Code::FailedPrecondition
+    );
+    driver.unpublish(&handle, "b").unwrap();
+    driver.unpublish(&handle, "a").unwrap();
+    driver.publish(&handle, "b", rwop, false).unwrap();
+    driver.unpublish(&handle, "b").unwrap();
+    driver.unstage(&handle).unwrap();
+    driver.assert_nothing_left();
+}
+
+/// The plugin is killed and started anew while a pod writes: the pod notices nothing.
+#[test]
+fn killing_the_plugin_is_invisible() {
+    let cluster = Cluster::up("a,b", 1, &[]);
+    let mut driver = Driver::start(&cluster, &[]);
+    let handle = driver.create("busy", SIZE).unwrap().volume_id;
+    driver.stage(&handle, RWX).unwrap();
+    let at = driver.publish(&handle, "a", RWX, false).unwrap();
+    let file = fs::File::create(at.join("open")).unwrap();
+    for n in 0..3u64 {
+        driver.kill(Part::Node);
+        write_stable(&at.join(format!("f{n}")), &pattern(n, 0, 1_000_000));
+        driver.run(Part::Node, None);
+        insist(|| driver.stage(&handle, RWX)).unwrap();
+        insist(|| driver.publish(&handle, "a", RWX, false)).unwrap();
+        assert_eq!(driver.mounts().len(), 2, "nothing is stacked");
+        assert!(fs::read(at.join(format!("f{n}"))).unwrap() == pattern(n, 0, 1_000_000));
+    }
+    file.sync_all().unwrap();
+    driver.unpublish(&handle, "a").unwrap();
+    driver.unstage(&handle).unwrap();
+    driver.assert_nothing_left();
+}
+
+/// The mount daemon dies: repair makes the mounts anew by itself, and unpublish works at any time.
+#[test]
+fn dead_mounts_are_repaired_and_can_be_taken_away() {
+    let cluster = Cluster::up("a,b", 1, &[]);
+    let mut driver = Driver::start(&cluster, &[]);
+    let handle = driver.create("repaired", SIZE).unwrap().volume_id;
+    driver.stage(&handle, RWX).unwrap();
+    let at = driver.publish(&handle, "a", RWX, false).unwrap();
+    write_stable(&at.join("f"), &pattern(5, 0, 100_000));
+    driver.kill(Part::Mounter);
+    assert!(fs::read(at.join("f")).is_err(), "nobody serves");
+    driver.run(Part::Mounter, None);
+    eventually(
+        Duration::from_secs(30),
+        "the pod's mount is made anew",
+        || fs::read(at.join("f")).is_ok_and(|bytes| bytes == pattern(5, 0, 100_000)),
+    );
+    assert_eq!(driver.mounts().len(), 2, "nothing is stacked");
+    // Dead again, and nobody there to repair it.
+    driver.kill(Part::Mounter);
+    insist(|| driver.unpublish(&handle, "a")).unwrap();
+    insist(|| driver.unstage(&handle)).unwrap();
+    driver.run(Part::Mounter, None);
+    driver.assert_nothing_left();
+    driver.delete(&handle).unwrap();
+}
