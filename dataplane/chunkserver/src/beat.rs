@@ -36,6 +36,8 @@ impl Description<'_> {
             state: ServerState::Up.into(),
             disks: self.disks,
             boot_id: self.boot.0,
+            // The manager knows; a server does not.
+            draining: false,
         }
     }
 }

@@ -271,6 +271,14 @@ pub(crate) enum Cs {
         #[arg(value_parser = ["on", "off"])]
         state: String,
     },
+    /// Empty a chunkserver: its copies are made elsewhere and it takes no new ones, until it is off
+    Drain {
+        /// Chunkserver id
+        id: u64,
+        /// on or off
+        #[arg(value_parser = ["on", "off"])]
+        state: String,
+    },
     /// Forget a chunkserver that is down and will not come back: its copies are made elsewhere
     Forget {
         /// Chunkserver id

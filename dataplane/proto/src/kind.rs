@@ -63,6 +63,8 @@ kinds! {
     META_DUMP = 0x020d;
     /// Forget a chunkserver that will not come back.
     SERVER_FORGET = 0x020e;
+    /// Empty a chunkserver, or stop doing so.
+    SERVER_DRAIN = 0x020f;
 
     /// Open or resume a session.
     SESSION_OPEN = 0x0301;

@@ -8,7 +8,9 @@ use hither_net::{NetError, NoHandler, connect};
 use hither_proto::chunk::StatusReply;
 use hither_proto::common::Empty;
 use hither_proto::kind::Kind;
-use hither_proto::manager::{ClusterStatus, ServerForget, ServerLabel, ServerMaintenance};
+use hither_proto::manager::{
+    ClusterStatus, ServerDrain, ServerForget, ServerLabel, ServerMaintenance,
+};
 use hither_proto::map::ServerState;
 use serde::Serialize;
 
@@ -64,6 +66,15 @@ pub(crate) async fn run(cs: Cs, cluster: Option<String>, output: Output) -> anyh
             };
             cluster::ask(&link, Kind::SERVER_MAINTENANCE, &message).await?;
             output.done(&format!("chunkserver {id}: maintenance {state}"));
+            Ok(())
+        }
+        Cs::Drain { id, state } => {
+            let message = ServerDrain {
+                server: id,
+                on: state == "on",
+            };
+            cluster::ask(&link, Kind::SERVER_DRAIN, &message).await?;
+            output.done(&format!("chunkserver {id}: drain {state}"));
             Ok(())
         }
         Cs::Forget { id } => {
@@ -168,6 +179,7 @@ fn list(status: &ClusterStatus) -> Vec<Server> {
             node: server.node.clone(),
             labels: server.labels.clone(),
             state: match ServerState::try_from(server.state).unwrap_or_default() {
+                ServerState::Up if server.draining => "draining",
                 ServerState::Up => "up",
                 ServerState::Maintenance => "maintenance",
                 ServerState::Down | ServerState::Unspecified => "down",

@@ -70,6 +70,7 @@ fn candidate(state: &State, id: ChunkserverId, server: &ServerState) -> Candidat
         usable: shown.state != i32::from(Shown::Down),
         full: !shown.disks.is_empty() && shown.disks.iter().all(|disk| disk.full || disk.failed),
         maintenance: server.maintenance,
+        draining: shown.draining,
         ..Candidate::new(ServerKey(id.0), sum(|disk| disk.total_bytes))
     }
 }
@@ -292,6 +293,33 @@ mod tests {
             assert!(group.members.iter().all(|m| is_in_sync(m.state)));
         }
         assert_eq!(plan(&state), state);
+    }
+
+    #[test]
+    fn a_draining_server_serves_until_others_hold_everything_and_takes_nothing() {
+        let mut state = plan(&with_servers(&["a", "a", "b", "b"], "zone=a,zone=b"));
+        let on = |state: &State| {
+            let has = |group: &&Group| group.members.iter().any(|m| m.server == 1);
+            state.groups.values().filter(has).count()
+        };
+        let before = on(&state);
+        assert!(before > 0);
+        let drained = ChunkserverId(1);
+        state = plan(&crate::decide::draining_changed(&state, drained, true).unwrap());
+        assert_eq!(on(&state), before, "it serves on");
+        for group in state.groups.values_mut() {
+            for member in &mut group.members {
+                member.state = MemberState::InSync.into();
+            }
+        }
+        state = plan(&state);
+        assert_eq!(on(&state), 0);
+        for group in state.groups.values() {
+            assert_eq!(zones_of(&state, group), vec!["a", "b"]);
+        }
+        assert_eq!(plan(&state), state);
+        state = plan(&crate::decide::draining_changed(&state, drained, false).unwrap());
+        assert!(!state.servers[&drained].shown.draining);
     }
 
     fn replaced(state: &State, was: u64) -> usize {

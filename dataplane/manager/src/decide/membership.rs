@@ -280,6 +280,21 @@ pub fn maintenance_changed(state: &State, id: ChunkserverId, on: bool) -> Result
     Ok(next)
 }
 
+/// Draining on or off: a draining server takes no new copies, and members of groups on it leave
+/// once others hold everything.
+///
+/// # Errors
+/// When there is no such server.
+pub fn draining_changed(state: &State, id: ChunkserverId, on: bool) -> Result<State, String> {
+    let mut next = state.clone();
+    let server = next
+        .servers
+        .get_mut(&id)
+        .ok_or_else(|| format!("there is no chunkserver {id}"))?;
+    server.shown.draining = on;
+    Ok(next)
+}
+
 fn up(maintenance: bool) -> Shown {
     if maintenance {
         Shown::Maintenance
@@ -304,6 +319,7 @@ fn describe(state: &mut State, id: ChunkserverId, said: &Chunkserver) {
     let mut shown = Chunkserver {
         id: id.0,
         state: up(maintenance).into(),
+        draining: server.shown.draining,
         ..said.clone()
     };
     for disk in &mut shown.disks {
@@ -476,6 +492,16 @@ mod tests {
         };
         state.groups.insert(GroupId(1), group);
         (state, liveness)
+    }
+
+    #[test]
+    fn a_draining_server_stays_one_when_it_comes_back() {
+        let (state, mut liveness) = registered();
+        let id = ChunkserverId(1);
+        let state = draining_changed(&state, id, true).unwrap();
+        let again = beat(&state, &mut liveness, &heartbeat(1, 13), Duration::from_secs(60));
+        assert!(again.next.unwrap().servers[&id].shown.draining);
+        assert!(draining_changed(&state, ChunkserverId(9), true).is_err());
     }
 
     #[test]

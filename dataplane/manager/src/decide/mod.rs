@@ -9,8 +9,8 @@ pub use classes::{ClassOutcome, class_deleted, class_set};
 pub use groups::plan;
 pub use links::{chain_exists, link_broken, out_of_reach};
 pub use membership::{
-    Beat, Liveness, beat, gone_servers, labels_changed, lost_servers, maintenance_changed,
-    server_forgotten, server_gone, server_lost,
+    Beat, Liveness, beat, draining_changed, gone_servers, labels_changed, lost_servers,
+    maintenance_changed, server_forgotten, server_gone, server_lost,
 };
 
 use hither_proto::ids::{ChunkserverId, GroupId};

@@ -8,8 +8,8 @@ use hither_proto::common::Empty;
 use hither_proto::ids::ChunkserverId;
 use hither_proto::kind::Kind;
 use hither_proto::manager::{
-    ClassName, ClassSet, ClusterStatus, DistanceSet, GroupHealth, ServerForget, ServerLabel,
-    ServerMaintenance,
+    ClassName, ClassSet, ClusterStatus, DistanceSet, GroupHealth, ServerDrain, ServerForget,
+    ServerLabel, ServerMaintenance,
 };
 use hither_proto::map::MemberState;
 use hither_proto::status::{Errno, Status};
@@ -53,6 +53,12 @@ impl<S: MetaStore> Task<S> {
                 let change: ServerMaintenance = incoming.decode()?;
                 let id = ChunkserverId(change.server);
                 let next = decide::maintenance_changed(&self.state, id, change.on);
+                self.answer_change(next, responder).await;
+            }
+            Kind::SERVER_DRAIN => {
+                let change: ServerDrain = incoming.decode()?;
+                let id = ChunkserverId(change.server);
+                let next = decide::draining_changed(&self.state, id, change.on);
                 self.answer_change(next, responder).await;
             }
             Kind::SERVER_FORGET => {
