@@ -1,0 +1,130 @@
+//! What the samples ask for, as a whole.
+
+use serde::de::DeserializeOwned;
+
+use super::*;
+use crate::api::ChunkStorageClass;
+
+/// The resources of sample files, by kind.
+fn sample(names: &[&str]) -> (HitherCluster, Vec<ChunkserverPool>, Vec<ChunkStorageClass>) {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/samples");
+    let read = |name: &&str| std::fs::read_to_string(format!("{root}/{name}")).unwrap();
+    let text = names.iter().map(read).collect::<Vec<_>>().join("\n---\n");
+    let documents: Vec<&str> = text.split("\n---\n").collect();
+    (
+        of_kind(&documents, "HitherCluster").remove(0),
+        of_kind(&documents, "ChunkserverPool"),
+        of_kind(&documents, "ChunkStorageClass"),
+    )
+}
+
+fn of_kind<K: DeserializeOwned + kube::ResourceExt>(documents: &[&str], kind: &str) -> Vec<K> {
+    let of = |text: &&&str| text.contains(&format!("kind: {kind}\n"));
+    let read = |text: &&str| {
+        let mut one: K = serde_saphyr::from_str(text).unwrap();
+        one.meta_mut().namespace = Some("files".into());
+        one.meta_mut().uid = Some(format!("uid-of-{kind}"));
+        one
+    };
+    documents.iter().filter(of).map(read).collect()
+}
+
+fn shown(objects: &[Object]) -> String {
+    let one = |object: &Object| serde_saphyr::to_string(&object.object).unwrap();
+    objects.iter().map(one).collect::<Vec<_>>().join("---\n")
+}
+
+fn world() -> World {
+    World {
+        image: "example.org/hither:1".into(),
+        cluster_id: Some("00112233445566778899aabbccddeeff".into()),
+        provisioner: Some(("system".into(), "hither-csi-controller".into())),
+        disruption: Disruption::One,
+        ..World::default()
+    }
+}
+
+#[test]
+fn the_demo_is_one_manager_and_a_set_of_chunkservers_in_each_zone() {
+    let (cluster, pools, _) = sample(&DEMO);
+    insta::assert_snapshot!("demo", shown(&desired(&cluster, &pools, &world())));
+}
+
+#[test]
+fn with_etcd_there_are_managers_and_metadata_servers() {
+    let (cluster, pools, _) = sample(&["etcd/cluster.yaml"]);
+    let objects = desired(&cluster, &pools, &world());
+    let titles: Vec<String> = objects.iter().map(Object::title).collect();
+    insta::assert_snapshot!("etcd_titles", titles.join("\n"));
+    insta::assert_snapshot!("etcd", shown(&metadata::objects(&cluster, &world())));
+}
+
+#[test]
+fn a_class_becomes_a_storage_class_of_references() {
+    let (_, _, classes) = sample(&DEMO);
+    let class = serde_saphyr::to_string(&storage_class(&classes[0])).unwrap();
+    insta::assert_snapshot!("class", class);
+}
+
+#[test]
+fn labels_ask_for_no_restart_and_settings_do() {
+    let (cluster, mut pools, _) = sample(&DEMO);
+    let template = |pools: &[ChunkserverPool]| {
+        let objects = desired(&cluster, pools, &world());
+        let set = objects
+            .iter()
+            .find(|o| o.title() == "StatefulSet/demo-main-eu-1a");
+        set.unwrap().object.data["spec"]["template"].clone()
+    };
+    let before = template(&pools);
+    pools[0].spec.labels = vec!["Z".into()];
+    assert_eq!(template(&pools), before);
+    pools[0].spec.settings.scrub_days = Some(3);
+    assert_ne!(template(&pools), before);
+}
+
+#[test]
+fn nothing_is_given_to_volumes_before_the_cluster_has_an_id() {
+    let (cluster, pools, _) = sample(&DEMO);
+    let world = World {
+        cluster_id: None,
+        ..world()
+    };
+    let objects = desired(&cluster, &pools, &world);
+    assert!(
+        !objects
+            .iter()
+            .any(|object| object.title() == "Secret/demo-csi")
+    );
+}
+
+#[test]
+fn only_the_zone_that_is_away_may_lose_more() {
+    let (cluster, _, _) = sample(&DEMO);
+    let budget = |disruption| {
+        let world = World {
+            disruption,
+            ..world()
+        };
+        let object = disruption::objects(&cluster, &world).pop().unwrap();
+        object.object.data["spec"].clone()
+    };
+    assert_eq!(budget(Disruption::Nobody)["maxUnavailable"], 0);
+    assert_eq!(budget(Disruption::One)["maxUnavailable"], 1);
+    let zone = budget(Disruption::InZone("eu-1b".into()));
+    assert_eq!(zone["maxUnavailable"], 0);
+    assert_eq!(
+        zone["selector"]["matchExpressions"][0]["values"][0],
+        "eu-1b"
+    );
+}
+
+#[test]
+fn long_and_strange_zones_have_names_that_fit() {
+    let long = "x".repeat(30);
+    let name = pool_set(&long, &long, "EU_West.1");
+    assert!(name.len() <= 52, "{name}");
+    assert_ne!(name, pool_set(&long, &long, "eu-west-1"));
+}
+
+const DEMO: [&str; 3] = ["cluster.yaml", "pools.yaml", "classes.yaml"];

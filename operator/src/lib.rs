@@ -1,0 +1,22 @@
+//! The Kubernetes operator of Hither.
+//!
+//! [`api`] has the custom resources, [`desired`] what objects they ask for, as a pure function;
+//! the controllers do what it says and tell in the status what they see.
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod check;
+pub mod conditions;
+pub mod crds;
+pub mod desired;
+pub mod error;
+pub mod labels;
+pub mod manager;
+pub mod rollout;
+pub mod run;
+pub mod scale;
+pub mod seen;
+pub mod status;
+
+#[cfg(test)]
+mod decisions_tests;

@@ -1,0 +1,128 @@
+//! `hither-operator`: keeps Hither clusters as their custom resources say.
+
+use std::net::SocketAddr;
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+use hither_operator::run::{self, Options};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Keeps Hither clusters as their custom resources say.
+#[derive(Debug, Parser)]
+#[command(name = "hither-operator", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the operator
+    Run(Run),
+    /// Print the custom resource definitions
+    Crds {
+        /// Write each into a file of this directory instead
+        #[arg(long)]
+        dir: Option<std::path::PathBuf>,
+    },
+    /// Fail while a cluster or a volume of one exists: asked before the operator is uninstalled
+    Guard,
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    /// Namespace to watch, once for each; without it all are watched
+    #[arg(long = "namespace", env = "HITHER_NAMESPACES", value_delimiter = ',')]
+    namespaces: Vec<String>,
+    /// Namespace of the lease
+    #[arg(long, env = "POD_NAMESPACE", default_value = "default")]
+    own_namespace: String,
+    /// Who holds the lease; different for every process
+    #[arg(long, env = "POD_NAME")]
+    identity: Option<String>,
+    /// Image of servers whose cluster names none
+    #[arg(long, env = "HITHER_IMAGE")]
+    image: String,
+    /// Service account that provisions volumes, NAMESPACE/NAME: it may read the clusters' secrets
+    #[arg(long, env = "HITHER_PROVISIONER")]
+    provisioner: Option<String>,
+    /// Where probes are answered
+    #[arg(long, default_value = "0.0.0.0:8081")]
+    probes: SocketAddr,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Crds { dir } => {
+            for (name, yaml) in hither_operator::crds::files()? {
+                match &dir {
+                    None => print!("---\n{yaml}"),
+                    Some(dir) => std::fs::write(dir.join(&name), yaml)
+                        .with_context(|| format!("write {name} in {}", dir.display()))?,
+                }
+            }
+            Ok(())
+        }
+        Command::Guard => runtime()?.block_on(async {
+            let client = client().await?;
+            run::guard(client).await
+        }),
+        Command::Run(run) => {
+            let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+            tracing_subscriber::fmt()
+                .with_env_filter(filter)
+                .with_writer(std::io::stderr)
+                .init();
+            runtime()?.block_on(serve(run))
+        }
+    }
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.enable_all().build()
+}
+
+async fn client() -> anyhow::Result<kube::Client> {
+    // A second provider would be a mistake in what this program is built from.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    kube::Client::try_default()
+        .await
+        .context("find the API server")
+}
+
+async fn serve(args: Run) -> anyhow::Result<()> {
+    let client = client().await?;
+    let identity = args
+        .identity
+        .unwrap_or_else(|| format!("{:016x}", rand::random::<u64>()));
+    let provisioner = match &args.provisioner {
+        None => None,
+        Some(text) => {
+            let (namespace, name) = text
+                .split_once('/')
+                .with_context(|| format!("--provisioner {text}: write NAMESPACE/NAME"))?;
+            Some((namespace.to_owned(), name.to_owned()))
+        }
+    };
+    let options = Options {
+        namespaces: args
+            .namespaces
+            .into_iter()
+            .filter(|name| !name.is_empty())
+            .collect(),
+        own_namespace: args.own_namespace,
+        identity,
+        image: args.image,
+        provisioner,
+        probes: args.probes,
+    };
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        ended = run::run(client, options) => ended,
+        _ = term.recv() => Ok(()),
+        _ = int.recv() => Ok(()),
+    }
+}

@@ -1,0 +1,226 @@
+//! Writing to the API server: objects, statuses, finalizers, events.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::runtime::events::{Event, EventType};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::Context;
+use super::cluster::Memory;
+use crate::conditions::changed;
+use crate::desired::{MANAGED_BY, Object};
+use crate::error::Error;
+
+/// A resource in a namespace whose type is known.
+pub(super) trait Ours:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Debug
+    + DeserializeOwned
+    + Serialize
+{
+}
+
+impl<K> Ours for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Serialize
+{
+}
+
+impl Context {
+    /// Applies an object; what was applied just as it is a moment ago is left alone.
+    pub(super) async fn apply(&self, object: &Object, memory: &mut Memory) -> Result<(), Error> {
+        let title = object.title();
+        let text = serde_json::to_string(&object.object).unwrap_or_default();
+        if let Some((same, when)) = memory.applied.get(&title)
+            && *same == text
+            && when.elapsed() < APPLY_AGAIN
+        {
+            return Ok(());
+        }
+        let namespace = object.object.metadata.namespace.clone().unwrap_or_default();
+        let api: Api<kube::api::DynamicObject> =
+            Api::namespaced_with(self.client.clone(), &namespace, &object.resource);
+        let name = object.object.metadata.name.clone().unwrap_or_default();
+        api.patch(&name, &params(), &Patch::Apply(&object.object))
+            .await
+            .map_err(Error::kubernetes(format!("apply {title}")))?;
+        memory.applied.insert(title, (text, Instant::now()));
+        Ok(())
+    }
+
+    /// Writes a status, if it says something else than the stored one, and tells of conditions that
+    /// changed.
+    pub(super) async fn write_status<K: Ours, S: Serialize + PartialEq>(
+        &self,
+        object: &K,
+        old: Option<&S>,
+        new: &S,
+        conditions: (&[Condition], &[Condition]),
+    ) -> Result<(), Error> {
+        if old == Some(new) {
+            return Ok(());
+        }
+        let api: Api<K> = self.api_of(object);
+        let patch = json!({
+            "apiVersion": K::api_version(&()),
+            "kind": K::kind(&()),
+            "metadata": {"name": object.name_any()},
+            "status": new,
+        });
+        api.patch_status(&object.name_any(), &params(), &Patch::Apply(patch))
+            .await
+            .map_err(Error::kubernetes(format!(
+                "write the status of {}",
+                object.name_any()
+            )))?;
+        for condition in changed(conditions.0, conditions.1) {
+            self.tell(object, condition).await;
+        }
+        Ok(())
+    }
+
+    /// An event about a condition that changed.
+    async fn tell<K: Ours>(&self, object: &K, condition: &Condition) {
+        let good = matches!(
+            condition.type_.as_str(),
+            "Ready" | "Accepted" | "ZoneLossTolerated" | "Satisfiable"
+        );
+        let is_warning = match condition.status.as_str() {
+            "True" => matches!(
+                condition.type_.as_str(),
+                "DataAtRisk" | "Degraded" | "DeletionBlocked"
+            ),
+            _ => good,
+        };
+        if condition.status == "Unknown"
+            || (condition.status == "False" && !good && condition.message.is_empty())
+        {
+            return;
+        }
+        let type_ = if is_warning {
+            EventType::Warning
+        } else {
+            EventType::Normal
+        };
+        self.event(
+            object,
+            type_,
+            &condition.reason,
+            &condition.type_,
+            &condition.message,
+        )
+        .await;
+    }
+
+    /// An event; one that cannot be written is logged.
+    pub(super) async fn event<K: Ours>(
+        &self,
+        object: &K,
+        type_: EventType,
+        reason: &str,
+        action: &str,
+        note: &str,
+    ) {
+        let event = Event {
+            type_,
+            reason: reason.into(),
+            note: Some(note.chars().take(NOTE_MAX).collect()),
+            action: action.into(),
+            secondary: None,
+        };
+        let reference: ObjectReference = object.object_ref(&());
+        if let Err(error) = self.recorder.publish(&event, &reference).await {
+            tracing::warn!(%error, reason, "an event was not written");
+        }
+    }
+
+    /// Puts a finalizer on, or takes it off.
+    pub(super) async fn finalizer<K: Ours>(
+        &self,
+        object: &K,
+        finalizer: &str,
+        on: bool,
+    ) -> Result<(), Error> {
+        let mut all = object.finalizers().to_vec();
+        if all.iter().any(|one| one == finalizer) == on {
+            return Ok(());
+        }
+        if on {
+            all.push(finalizer.to_owned());
+        } else {
+            all.retain(|one| one != finalizer);
+        }
+        // The version makes it void when somebody else changed the list meanwhile.
+        let patch = json!({"metadata": {
+            "resourceVersion": object.resource_version(),
+            "finalizers": all,
+        }});
+        let api: Api<K> = self.api_of(object);
+        let patched = api
+            .patch(
+                &object.name_any(),
+                &PatchParams::default(),
+                &Patch::Merge(patch),
+            )
+            .await;
+        match patched {
+            Ok(_) => Ok(()),
+            // Gone already, or seen too late: the next pass sees it as it is.
+            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+            Err(error) => Err(Error::kubernetes(format!(
+                "change finalizers of {}",
+                object.name_any()
+            ))(error)),
+        }
+    }
+
+    /// Deletes exactly this object, and only while the lease is held.
+    pub(super) async fn delete<K: Ours>(&self, object: &K) -> Result<(), Error> {
+        if !self.lease.is_held() {
+            return Err(Error::NotLeader);
+        }
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: object.uid(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        let api: Api<K> = self.api_of(object);
+        match api.delete(&object.name_any(), &params).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+            Err(error) => Err(Error::kubernetes(format!("delete {}", object.name_any()))(
+                error,
+            )),
+        }
+    }
+
+    fn api_of<K: Ours>(&self, object: &K) -> Api<K> {
+        let namespace = object.namespace().unwrap_or_default();
+        Api::namespaced(self.client.clone(), &namespace)
+    }
+}
+
+/// How everything is applied: what the operator says, it owns.
+pub(super) fn params() -> PatchParams {
+    PatchParams::apply(MANAGED_BY).force()
+}
+
+/// The same is applied again after this long, in case somebody else changed it.
+const APPLY_AGAIN: Duration = Duration::from_secs(60);
+/// Characters of an event's text; the API server takes 1024 bytes.
+const NOTE_MAX: usize = 900;

@@ -1,0 +1,84 @@
+//! The task of one cluster: a pass whenever something changed, and now and then anyway.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::pass::{After, pass};
+use super::{Context, Key};
+use crate::manager::Manager;
+
+/// What a cluster's task remembers between passes; losing it costs work, no more.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// The link to the managers.
+    pub(super) manager: Option<Manager>,
+    /// What was applied, and when: the same is not sent again for a while.
+    pub(super) applied: BTreeMap<String, (String, Instant)>,
+    /// When a pod was last ended.
+    pub(super) replaced: Option<Instant>,
+}
+
+/// Keeps one cluster as it should be, for good.
+pub(super) async fn keep(context: Arc<Context>, key: Key, wake: Arc<Notify>) {
+    ready(&context).await;
+    let mut memory = Memory::default();
+    let mut pause = PAUSE_MIN;
+    loop {
+        let begun = Instant::now();
+        let again = match pass(&context, &key, &mut memory).await {
+            Ok(After::Again) => {
+                pause = PAUSE_MIN;
+                Some(LOOK)
+            }
+            Ok(After::Nothing) => {
+                memory = Memory::default();
+                None
+            }
+            Err(error) => {
+                tracing::warn!(namespace = key.0, cluster = key.1, %error, "a pass ended early");
+                pause = (pause * 2).min(PAUSE_MAX);
+                Some(pause)
+            }
+        };
+        let timer = async {
+            match again {
+                Some(again) => sleep(again).await,
+                None => std::future::pending().await,
+            }
+        };
+        let map = async {
+            match &memory.manager {
+                Some(manager) => manager.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = wake.notified() => {}
+            () = timer => {}
+            () = map => {}
+        }
+        // Many changes make one pass.
+        sleep_until(begun + BETWEEN).await;
+    }
+}
+
+/// Before everything has been listed, what is missing may only not have been seen.
+async fn ready(context: &Context) {
+    context.clusters.ready().await;
+    context.pools.ready().await;
+    context.classes.ready().await;
+    context.sets.ready().await;
+    context.pods.ready().await;
+}
+
+/// A look without a reason.
+const LOOK: Duration = Duration::from_secs(20);
+/// Shortest time between the beginnings of passes.
+const BETWEEN: Duration = Duration::from_millis(1000);
+/// First and longest pause after a failure.
+const PAUSE_MIN: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(60);

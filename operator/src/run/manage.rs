@@ -1,0 +1,311 @@
+//! What a manager is told: labels, drains, distances, storage classes.
+
+use hither_labels::StorageDefinition;
+use hither_proto::map::{Distance, StorageClass as Stored};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{DeleteParams, Patch, Preconditions};
+use kube::{Api, ResourceExt as _};
+
+use super::Context;
+use super::apply::params;
+use super::pass::{Wanted, timed};
+use crate::api::{ChunkStorageClass, ChunkStorageClassStatus, ChunkserverPool, HitherCluster};
+use crate::check;
+use crate::conditions::{Said, said};
+use crate::desired::{
+    OWNER_LABEL, class_kubernetes_name, pool_set, pool_zones, storage_class, wanted_labels,
+};
+use crate::error::Error;
+use crate::labels;
+use crate::manager::Manager;
+use crate::scale::Scale;
+use crate::seen::{Seen, is_up};
+
+/// Labels of running chunkservers, those to empty and to forget, distances.
+pub(super) async fn servers(
+    manager: &Manager,
+    cluster: &HitherCluster,
+    pools: &[ChunkserverPool],
+    seen: &Seen,
+    scale: &Scale,
+) -> Result<(), Error> {
+    for pool in pools {
+        for zone in pool_zones(cluster, pool) {
+            let set = pool_set(&cluster.name_any(), &pool.name_any(), &zone.name);
+            let wanted = wanted_labels(pool, zone);
+            for pod in seen.pods_of(&set).values() {
+                let Some(server) = seen.server_of(pod).filter(|server| is_up(server)) else {
+                    continue;
+                };
+                let changes = labels::changes(&server.labels, &wanted);
+                if !changes.is_empty() {
+                    tracing::info!(server = server.id, ?changes, "labels");
+                    manager.label(server.id, changes).await?;
+                }
+            }
+        }
+    }
+    for (server, on) in &scale.drain {
+        tracing::info!(server, on, "drain");
+        manager.drain(*server, *on).await?;
+    }
+    for server in &scale.forget {
+        tracing::info!(server, "forget");
+        manager.forget(*server).await?;
+    }
+    let map = seen.status.as_ref().and_then(|status| status.map.as_ref());
+    let wanted: Vec<Distance> = cluster.spec.distances.iter().map(distance).collect();
+    if !wanted.is_empty() && map.is_some_and(|map| map.distances != wanted) {
+        manager.distances(wanted).await?;
+    }
+    Ok(())
+}
+
+fn distance(of: &crate::api::Distance) -> Distance {
+    Distance {
+        zone_a: of.from.clone(),
+        zone_b: of.to.clone(),
+        distance: u32::try_from(of.distance).unwrap_or(0),
+    }
+}
+
+/// All classes of a cluster; one that fails does not hold the others up.
+pub(super) async fn classes(
+    context: &Context,
+    cluster: &HitherCluster,
+    wanted: &Wanted,
+    manager: Option<&Manager>,
+    seen: &Seen,
+) -> Result<(), Error> {
+    let mut failed = None;
+    for class in &wanted.classes {
+        let done = if class.metadata.deletion_timestamp.is_some() {
+            remove_class(context, class, manager, seen).await
+        } else {
+            keep_class(context, cluster, class, manager, seen).await
+        };
+        failed = done.err().or(failed);
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+async fn keep_class(
+    context: &Context,
+    cluster: &HitherCluster,
+    class: &ChunkStorageClass,
+    manager: Option<&Manager>,
+    seen: &Seen,
+) -> Result<(), Error> {
+    if let Err(refusal) = check::class(class, Some(cluster)) {
+        let conditions = [
+            said("Accepted", false, refusal.reason, refusal.message),
+            said("Ready", false, refusal.reason, ""),
+        ];
+        return tell(context, class, None, &conditions).await;
+    }
+    context.finalizer(class, CLASS_FINALIZER, true).await?;
+    let accepted = said("Accepted", true, "Accepted", "");
+    let (Some(manager), Some(_)) = (manager, &seen.status) else {
+        let conditions = [
+            accepted,
+            said("Ready", false, "ManagerUnreachable", "no manager answers"),
+        ];
+        return tell(context, class, None, &conditions).await;
+    };
+    let satisfiable = match in_manager(manager, class, seen).await {
+        Ok(satisfiable) => satisfiable,
+        Err(error) => {
+            let conditions = [accepted, said("Ready", false, "Refused", error.to_string())];
+            tell(context, class, None, &conditions).await?;
+            return Ok(());
+        }
+    };
+    let name = class_kubernetes_name(class);
+    let ready = match in_kubernetes(context, class).await? {
+        true => said("Ready", true, "Ready", ""),
+        false => said(
+            "Ready",
+            false,
+            "NameConflict",
+            format!("there is a StorageClass {name} that is not this operator's"),
+        ),
+    };
+    let shown = (ready.status == Some(true)).then_some(name);
+    tell(context, class, shown, &[accepted, ready, satisfiable]).await
+}
+
+/// Sees to it that the manager has the class; says whether the servers of now satisfy it.
+async fn in_manager(
+    manager: &Manager,
+    class: &ChunkStorageClass,
+    seen: &Seen,
+) -> Result<Said, Error> {
+    let spec = &class.spec;
+    let known = seen
+        .status
+        .as_ref()
+        .and_then(|status| status.map.as_ref())
+        .and_then(|map| {
+            map.classes
+                .iter()
+                .find(|known| known.name == class.name_any())
+        });
+    let wanted = Stored {
+        name: class.name_any(),
+        description: spec.description.clone().unwrap_or_default(),
+        keep: normal(&spec.keep),
+        create: spec.create.as_deref().map(normal).unwrap_or_default(),
+        mode: spec.mode.as_str().into(),
+        preferred_labels: spec.preferred_labels.clone().unwrap_or_default(),
+        min_write_copies: spec
+            .min_write_copies
+            .and_then(|n| u32::try_from(n).ok())
+            .unwrap_or(0),
+        ..known.cloned().unwrap_or_default()
+    };
+    let dry_run = known == Some(&wanted);
+    let reply = manager.class(wanted, known.is_some(), dry_run).await?;
+    let notes = reply.notes.join("; ");
+    Ok(if reply.satisfiable {
+        said("Satisfiable", true, "ServersMatch", notes)
+    } else {
+        said("Satisfiable", false, "NoServersMatch", notes)
+    })
+}
+
+/// A definition as the manager writes it.
+fn normal(text: &str) -> String {
+    text.parse::<StorageDefinition>()
+        .map_or_else(|_| text.to_owned(), |parsed| parsed.to_string())
+}
+
+/// Sees to it that Kubernetes has the class; false when another has the name.
+async fn in_kubernetes(context: &Context, class: &ChunkStorageClass) -> Result<bool, Error> {
+    let wanted = storage_class(class);
+    let name = wanted.name_any();
+    let what = || Error::kubernetes(format!("apply StorageClass {name}"));
+    let api: Api<StorageClass> = Api::all(context.client.clone());
+    let old = api.get_opt(&name).await.map_err(what())?;
+    if let Some(old) = &old {
+        if old.labels().get(OWNER_LABEL) != class.uid().as_ref() {
+            return Ok(false);
+        }
+        // Most of it cannot be changed; volumes do not need it once they are made.
+        let same = old.parameters == wanted.parameters
+            && old.reclaim_policy == wanted.reclaim_policy
+            && old.volume_binding_mode == wanted.volume_binding_mode
+            && old.mount_options.clone().unwrap_or_default()
+                == wanted.mount_options.clone().unwrap_or_default();
+        if !same {
+            remove_storage_class(context, class).await?;
+        }
+    }
+    api.patch(&name, &params(), &Patch::Apply(&wanted))
+        .await
+        .map_err(what())?;
+    Ok(true)
+}
+
+async fn remove_class(
+    context: &Context,
+    class: &ChunkStorageClass,
+    manager: Option<&Manager>,
+    seen: &Seen,
+) -> Result<(), Error> {
+    remove_storage_class(context, class).await?;
+    let known = seen
+        .status
+        .as_ref()
+        .and_then(|status| status.map.as_ref())
+        .map(|map| {
+            map.classes
+                .iter()
+                .any(|known| known.name == class.name_any())
+        });
+    let blocked = match (manager, known) {
+        (_, Some(false)) => None,
+        (Some(manager), Some(true)) => manager
+            .remove_class(class.name_any())
+            .await
+            .err()
+            .map(|error| error.to_string()),
+        _ => Some("no manager answers".to_owned()),
+    };
+    match blocked {
+        None => context.finalizer(class, CLASS_FINALIZER, false).await,
+        Some(why) => {
+            let conditions = [
+                said("Ready", false, "BeingDeleted", ""),
+                said("DeletionBlocked", true, "InUse", why),
+            ];
+            tell(context, class, None, &conditions).await
+        }
+    }
+}
+
+/// A class whose cluster is not there.
+pub(super) async fn class_without_cluster(
+    context: &Context,
+    class: &ChunkStorageClass,
+) -> Result<(), Error> {
+    if class.metadata.deletion_timestamp.is_some() {
+        remove_storage_class(context, class).await?;
+        return context.finalizer(class, CLASS_FINALIZER, false).await;
+    }
+    if let Err(refusal) = check::class(class, None) {
+        let conditions = [
+            said("Accepted", false, refusal.reason, refusal.message),
+            said("Ready", false, refusal.reason, ""),
+        ];
+        return tell(context, class, None, &conditions).await;
+    }
+    Ok(())
+}
+
+/// Deletes the class's StorageClass, if it is ours.
+pub(super) async fn remove_storage_class(
+    context: &Context,
+    class: &ChunkStorageClass,
+) -> Result<(), Error> {
+    let name = class_kubernetes_name(class);
+    let what = || Error::kubernetes(format!("delete StorageClass {name}"));
+    let api: Api<StorageClass> = Api::all(context.client.clone());
+    let Some(old) = api.get_opt(&name).await.map_err(what())? else {
+        return Ok(());
+    };
+    if old.labels().get(OWNER_LABEL) != class.uid().as_ref() {
+        return Ok(());
+    }
+    let params = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: old.uid(),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    };
+    match api.delete(&name, &params).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        Err(error) => Err(what()(error)),
+    }
+}
+
+async fn tell(
+    context: &Context,
+    class: &ChunkStorageClass,
+    name: Option<String>,
+    conditions: &[Said],
+) -> Result<(), Error> {
+    let old = class.status.as_ref();
+    let before = old.map_or(&[][..], |status| &status.conditions);
+    let status = ChunkStorageClassStatus {
+        observed_generation: class.metadata.generation,
+        conditions: timed(before, conditions, class.metadata.generation),
+        storage_class_name: name,
+    };
+    let both = (before, &status.conditions[..]);
+    context.write_status(class, old, &status, both).await
+}
+
+/// Keeps a class until the manager and Kubernetes no longer have it.
+const CLASS_FINALIZER: &str = "hither.dev/class";

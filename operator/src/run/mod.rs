@@ -1,0 +1,161 @@
+//! The process: watches, a task for each cluster, the lease, and what probes ask.
+
+mod apply;
+mod cluster;
+mod deletion;
+mod lease;
+mod manage;
+mod pass;
+mod probes;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::{Client, ResourceExt as _};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::api::{ChunkStorageClass, ChunkserverPool, HitherCluster};
+use crate::desired::{CLUSTER_LABEL, MANAGED_BY};
+use crate::error::Error;
+pub use deletion::guard;
+use lease::Lease;
+use watch::{Health, Watched};
+
+/// How the operator runs.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Namespaces that are watched; empty: all.
+    pub namespaces: Vec<String>,
+    /// Namespace of the lease.
+    pub own_namespace: String,
+    /// Who holds the lease; different for every process.
+    pub identity: String,
+    /// Image of servers whose cluster names none.
+    pub image: String,
+    /// Namespace and name of the service account that provisions volumes.
+    pub provisioner: Option<(String, String)>,
+    /// Where probes are answered.
+    pub probes: SocketAddr,
+}
+
+/// A cluster's namespace and name.
+type Key = (String, String);
+
+struct Context {
+    client: Client,
+    options: Options,
+    clusters: Watched<HitherCluster>,
+    pools: Watched<ChunkserverPool>,
+    classes: Watched<ChunkStorageClass>,
+    sets: Watched<StatefulSet>,
+    pods: Watched<Pod>,
+    recorder: Recorder,
+    lease: Lease,
+}
+
+/// The tasks of all clusters ever seen, and how each is woken.
+#[derive(Clone, Default)]
+struct Tasks {
+    wake: Arc<Mutex<BTreeMap<Key, Arc<Notify>>>>,
+}
+
+impl Tasks {
+    /// Wakes the cluster's task; the first time there is none yet, and it is told.
+    fn wake(&self, key: Key) -> Option<Arc<Notify>> {
+        let mut all = self.wake.lock();
+        if let Some(wake) = all.get(&key) {
+            wake.notify_one();
+            return None;
+        }
+        let wake = Arc::new(Notify::new());
+        all.insert(key, Arc::clone(&wake));
+        Some(wake)
+    }
+}
+
+/// Runs until the lease is lost or the future is dropped.
+///
+/// # Errors
+/// When the probes' address cannot be had, or the lease was lost.
+pub async fn run(client: Client, options: Options) -> anyhow::Result<()> {
+    let health = Health::default();
+    let probes = probes::serve(options.probes, health.clone()).await?;
+    let lease = Lease::new(client.clone(), &options.own_namespace, &options.identity);
+    tokio::pin!(probes);
+    tokio::select! {
+        taken = lease.take() => taken?,
+        ended = &mut probes => return ended,
+    }
+    tracing::info!(identity = options.identity, "leading");
+    let (new, mut seen) = tokio::sync::mpsc::channel(CLUSTERS_AT_ONCE);
+    let tasks = Tasks::default();
+    let poke = move |key: Key| {
+        if let Some(wake) = tasks.wake(key.clone()) {
+            let new = new.clone();
+            // Waits only when very many clusters are first seen at once.
+            tokio::spawn(async move { new.send((key, wake)).await });
+        }
+    };
+    let poke: Arc<dyn Fn(Key) + Send + Sync> = Arc::new(poke);
+    let context = Arc::new(context(&client, options, &health, &poke, lease.clone()));
+    let dispatch = async {
+        while let Some((key, wake)) = seen.recv().await {
+            tokio::spawn(cluster::keep(Arc::clone(&context), key, wake));
+        }
+    };
+    tokio::select! {
+        () = lease.keep() => Err(Error::NotLeader.into()),
+        ended = probes => ended,
+        () = dispatch => Ok(()),
+    }
+}
+
+fn context(
+    client: &Client,
+    options: Options,
+    health: &Health,
+    poke: &Arc<dyn Fn(Key) + Send + Sync>,
+    lease: Lease,
+) -> Context {
+    let managed = format!("app.kubernetes.io/managed-by={MANAGED_BY}");
+    let namespaces = &options.namespaces;
+    let start = watch::Start {
+        client,
+        namespaces,
+        health,
+        poke,
+    };
+    let reporter = Reporter {
+        controller: MANAGED_BY.into(),
+        instance: Some(options.identity.clone()),
+    };
+    Context {
+        client: client.clone(),
+        clusters: start.watch("", |cluster: &HitherCluster| Some(cluster.name_any())),
+        pools: start.watch("", |pool: &ChunkserverPool| Some(pool.spec.cluster.clone())),
+        classes: start.watch("", |class: &ChunkStorageClass| {
+            Some(class.spec.cluster.clone())
+        }),
+        sets: start.watch(&managed, |set: &StatefulSet| {
+            set.labels().get(CLUSTER_LABEL).cloned()
+        }),
+        pods: start.watch(&managed, |pod: &Pod| {
+            pod.labels().get(CLUSTER_LABEL).cloned()
+        }),
+        recorder: Recorder::new(client.clone(), reporter),
+        lease,
+        options,
+    }
+}
+
+/// New clusters that wait for their task at most.
+const CLUSTERS_AT_ONCE: usize = 256;
+/// A watch that fails for longer makes the process unhealthy.
+const WATCH_FAILS_MAX: Duration = Duration::from_secs(300);

@@ -1,0 +1,367 @@
+//! What the status of a cluster and its pools says, from what was seen. Pure.
+
+use std::collections::BTreeMap;
+
+use hither_proto::manager::ClusterStatus;
+use kube::ResourceExt as _;
+
+use crate::api::{
+    ChunkserverPool, ChunkserverPoolStatus, HitherCluster, HitherClusterStatus, ZoneStatus,
+};
+use crate::check::Refusal;
+use crate::conditions::{Said, said};
+use crate::desired::{Disruption, manager_address, pool_set, pool_zones, wanted_labels};
+use crate::rollout::Rollout;
+use crate::scale::Scale;
+use crate::seen::{Seen, is_ready, is_up};
+
+/// A status whose conditions have no times yet.
+#[derive(Debug, Clone)]
+pub struct Told<S> {
+    /// All but the conditions.
+    pub status: S,
+    /// The conditions.
+    pub conditions: Vec<Said>,
+}
+
+/// The cluster's random id as it is written.
+#[must_use]
+pub fn cluster_id(status: &ClusterStatus) -> Option<String> {
+    let id = &status.map.as_ref()?.cluster_id;
+    (!id.is_empty()).then(|| id.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The status of a cluster.
+#[must_use]
+pub fn cluster(
+    cluster: &HitherCluster,
+    pools: &[ChunkserverPool],
+    seen: &Seen,
+    rollout: &Rollout,
+    refused: Option<&Refusal>,
+) -> Told<HitherClusterStatus> {
+    let before = cluster.status.clone().unwrap_or_default();
+    let zones = zones(cluster, pools, seen);
+    let wanted: i32 = zones.iter().map(|zone| zone.chunkservers).sum();
+    let ready: i32 = zones.iter().map(|zone| zone.ready).sum();
+    let whole_zones = zones
+        .iter()
+        .filter(|z| z.chunkservers > 0 && z.ready >= z.chunkservers);
+    let zones_ready = format!("{}/{}", whole_zones.count(), zones.len());
+    let groups = seen.groups();
+    let conditions = vec![
+        accepted(refused),
+        is_served(seen, wanted, ready),
+        progressing(seen, wanted, ready),
+        degraded(seen),
+        at_risk(seen),
+        zone_loss(cluster, seen),
+        upgrading(rollout),
+    ];
+    let health = match groups {
+        None => "Unknown",
+        Some(groups) if groups.one_copy > 0 => "AtRisk",
+        Some(_) if !seen.is_clean() => "Repairing",
+        Some(_) => "Healthy",
+    };
+    Told {
+        status: HitherClusterStatus {
+            observed_generation: cluster.metadata.generation,
+            conditions: Vec::new(),
+            cluster_id: seen
+                .status
+                .as_ref()
+                .and_then(cluster_id)
+                .or(before.cluster_id),
+            address: Some(manager_address(cluster)),
+            health: Some(health.into()),
+            zones_ready: Some(zones_ready),
+            chunkservers_ready: Some(format!("{ready}/{wanted}")),
+            groups_whole: groups.map(|groups| format!("{}/{}", groups.whole, groups.total)),
+            groups,
+            zones,
+        },
+        conditions,
+    }
+}
+
+fn zones(cluster: &HitherCluster, pools: &[ChunkserverPool], seen: &Seen) -> Vec<ZoneStatus> {
+    let one = |zone: &crate::api::Zone| {
+        let mut status = ZoneStatus {
+            name: zone.name.clone(),
+            ..ZoneStatus::default()
+        };
+        for pool in pools {
+            if pool_zones(cluster, pool).any(|of| of.name == zone.name) {
+                let set = pool_set(&cluster.name_any(), &pool.name_any(), &zone.name);
+                status.chunkservers += pool.spec.replicas_per_zone;
+                status.ready += ready_in(seen, &set);
+            }
+        }
+        for server in seen
+            .servers()
+            .iter()
+            .filter(|server| server.zone == zone.name)
+        {
+            status.up += i32::from(is_up(server));
+            for disk in &server.disks {
+                let add = |sum: i64, bytes: u64| {
+                    sum.saturating_add(i64::try_from(bytes).unwrap_or(i64::MAX))
+                };
+                status.total_bytes = add(status.total_bytes, disk.total_bytes);
+                status.free_bytes = add(status.free_bytes, disk.free_bytes);
+            }
+        }
+        status
+    };
+    cluster.spec.zones.iter().map(one).collect()
+}
+
+fn ready_in(seen: &Seen, set: &str) -> i32 {
+    let ready = seen
+        .pods_of(set)
+        .values()
+        .filter(|pod| is_ready(pod))
+        .count();
+    i32::try_from(ready).unwrap_or(i32::MAX)
+}
+
+fn accepted(refused: Option<&Refusal>) -> Said {
+    match refused {
+        Some(refusal) => said("Accepted", false, refusal.reason, refusal.message.clone()),
+        None => said("Accepted", true, "Accepted", ""),
+    }
+}
+
+fn is_served(seen: &Seen, wanted: i32, ready: i32) -> Said {
+    let Some(status) = &seen.status else {
+        let why = seen
+            .silence
+            .clone()
+            .unwrap_or_else(|| "no manager pod is ready".into());
+        return said("Ready", false, "ManagerUnreachable", why);
+    };
+    let ranks = status.map.as_ref().map_or(&[][..], |map| &map.ranks);
+    if !ranks.iter().any(|rank| !rank.address.is_empty()) {
+        return said(
+            "Ready",
+            false,
+            "MetadataNotServed",
+            "no metadata server serves rank 0",
+        );
+    }
+    if wanted == 0 {
+        return said(
+            "Ready",
+            false,
+            "NoChunkservers",
+            "no ChunkserverPool asks for chunkservers",
+        );
+    }
+    let text = format!("{ready} of {wanted} chunkservers are ready");
+    if ready < wanted {
+        said("Ready", false, "ChunkserversNotReady", text)
+    } else {
+        said("Ready", true, "Ready", text)
+    }
+}
+
+fn progressing(seen: &Seen, wanted: i32, ready: i32) -> Said {
+    let moving = seen
+        .servers()
+        .iter()
+        .filter(|server| server.draining)
+        .count();
+    if moving > 0 {
+        return said(
+            "Progressing",
+            true,
+            "Draining",
+            format!("{moving} chunkservers are being emptied"),
+        );
+    }
+    if ready < wanted || seen.status.is_none() {
+        return said("Progressing", true, "Starting", "pods are not ready yet");
+    }
+    said("Progressing", false, "AsWanted", "")
+}
+
+fn degraded(seen: &Seen) -> Said {
+    let Some(groups) = seen.groups() else {
+        return said("Degraded", None, "ManagerUnreachable", "");
+    };
+    let down: Vec<String> = seen
+        .servers()
+        .iter()
+        .filter(|server| !is_up(server))
+        .map(|server| format!("{} in {}", server.id, server.zone))
+        .collect();
+    if !down.is_empty() {
+        let text = format!(
+            "chunkservers down: {}; {} of {} placement groups are whole",
+            down.join(", "),
+            groups.whole,
+            groups.total
+        );
+        return said("Degraded", true, "ChunkserversDown", text);
+    }
+    if groups.whole < groups.total {
+        let text = format!(
+            "{} of {} placement groups are whole, {} are filling",
+            groups.whole, groups.total, groups.filling
+        );
+        return said("Degraded", true, "CopiesMissing", text);
+    }
+    said("Degraded", false, "Whole", "")
+}
+
+fn at_risk(seen: &Seen) -> Said {
+    match seen.groups() {
+        None => said("DataAtRisk", None, "ManagerUnreachable", ""),
+        Some(groups) if groups.one_copy > 0 => said(
+            "DataAtRisk",
+            true,
+            "OneCopyLeft",
+            format!(
+                "{} of {} placement groups have one member with everything: the next loss loses data",
+                groups.one_copy, groups.total
+            ),
+        ),
+        Some(_) => said("DataAtRisk", false, "CopiesLeft", ""),
+    }
+}
+
+fn zone_loss(cluster: &HitherCluster, seen: &Seen) -> Said {
+    let name = "ZoneLossTolerated";
+    if cluster.spec.zones.len() < 2 {
+        return said(name, false, "OneZone", "the cluster has one zone");
+    }
+    if cluster.spec.metadata_store.embedded.is_some() {
+        let text = "the metadata is in the one manager: losing its zone stops the cluster";
+        return said(name, false, "EmbeddedStore", text);
+    }
+    if seen.status.is_none() {
+        return said(name, None, "ManagerUnreachable", "");
+    }
+    let zones = cluster.spec.zones.iter().map(|zone| zone.name.as_str());
+    let needed: Vec<&str> = zones.filter(|zone| !seen.readable_without(zone)).collect();
+    if needed.is_empty() {
+        said(name, true, "CopiesElsewhere", "")
+    } else {
+        let text = format!("some files have no copy outside of: {}", needed.join(", "));
+        said(name, false, "CopiesInOneZone", text)
+    }
+}
+
+fn upgrading(rollout: &Rollout) -> Said {
+    let left = rollout.outdated.len();
+    match (&rollout.waiting, &rollout.replace) {
+        (Some(why), _) => said(
+            "Upgrading",
+            true,
+            "Waiting",
+            format!("{left} pods to replace; waiting: {why}"),
+        ),
+        (None, Some(pod)) => said(
+            "Upgrading",
+            true,
+            "Replacing",
+            format!("{left} pods to replace; now {pod}"),
+        ),
+        (None, None) => said("Upgrading", false, "UpToDate", ""),
+    }
+}
+
+/// The status of a pool.
+#[must_use]
+pub fn pool(
+    pool: &ChunkserverPool,
+    cluster: Option<&HitherCluster>,
+    seen: &Seen,
+    scale: &Scale,
+    refused: Option<&Refusal>,
+) -> Told<ChunkserverPoolStatus> {
+    let name = pool.name_any();
+    let mut least = None;
+    let (mut ready, mut wanted) = (0, 0);
+    let mut labels = Vec::new();
+    if let (Some(cluster), None) = (cluster, refused) {
+        for zone in pool_zones(cluster, pool) {
+            let here = ready_in(seen, &pool_set(&cluster.name_any(), &name, &zone.name));
+            least = Some(least.map_or(here, |least: i32| least.min(here)));
+            ready += here;
+            wanted += pool.spec.replicas_per_zone;
+            for label in wanted_labels(pool, zone) {
+                if pool.spec.labels.contains(&label) && !labels.contains(&label) {
+                    labels.push(label);
+                }
+            }
+        }
+    }
+    let text = format!("{ready} of {wanted} chunkservers are ready");
+    let mut conditions = vec![
+        accepted(refused),
+        match refused {
+            Some(refusal) => said("Ready", false, refusal.reason, ""),
+            None if ready < wanted => said("Ready", false, "ChunkserversNotReady", text),
+            None => said("Ready", true, "Ready", text),
+        },
+    ];
+    let draining = scale.progress.get(&name).cloned().unwrap_or_default();
+    conditions.push(match scale.waiting.get(&name) {
+        Some(why) => said("Draining", true, "Draining", why.clone()),
+        None if !draining.is_empty() => said("Draining", true, "Draining", ""),
+        None => said("Draining", false, "NothingToDrain", ""),
+    });
+    Told {
+        status: ChunkserverPoolStatus {
+            observed_generation: pool.metadata.generation,
+            conditions: Vec::new(),
+            replicas_per_zone: least.unwrap_or(0),
+            chunkservers_ready: Some(format!("{ready}/{wanted}")),
+            labels: (!labels.is_empty()).then(|| labels.join(",")),
+            selector: Some(format!(
+                "hither.dev/cluster={},hither.dev/pool={name}",
+                pool.spec.cluster
+            )),
+            draining,
+        },
+        conditions,
+    }
+}
+
+/// Which chunkservers may be evicted.
+#[must_use]
+pub fn disruption(seen: &Seen) -> Disruption {
+    if seen.is_clean() {
+        return Disruption::One;
+    }
+    let mut zones: BTreeMap<&str, ()> = BTreeMap::new();
+    for server in seen.servers().iter().filter(|server| !is_up(server)) {
+        zones.insert(&server.zone, ());
+    }
+    let map = seen.status.as_ref().and_then(|status| status.map.as_ref());
+    let behind = map
+        .into_iter()
+        .flat_map(|map| &map.groups)
+        .flat_map(|group| {
+            let in_sync = i32::from(hither_proto::map::MemberState::InSync);
+            group
+                .members
+                .iter()
+                .filter(move |member| member.state != in_sync)
+        });
+    for member in behind {
+        let server = seen
+            .servers()
+            .iter()
+            .find(|server| server.id == member.server);
+        zones.insert(server.map_or("", |server| &server.zone), ());
+    }
+    match zones.keys().next() {
+        Some(zone) if zones.len() == 1 && !zone.is_empty() && seen.readable_without(zone) => {
+            Disruption::InZone((*zone).to_owned())
+        }
+        _ => Disruption::Nobody,
+    }
+}
