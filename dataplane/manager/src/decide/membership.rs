@@ -499,7 +499,12 @@ mod tests {
         let (state, mut liveness) = registered();
         let id = ChunkserverId(1);
         let state = draining_changed(&state, id, true).unwrap();
-        let again = beat(&state, &mut liveness, &heartbeat(1, 13), Duration::from_secs(60));
+        let again = beat(
+            &state,
+            &mut liveness,
+            &heartbeat(1, 13),
+            Duration::from_secs(60),
+        );
         assert!(again.next.unwrap().servers[&id].shown.draining);
         assert!(draining_changed(&state, ChunkserverId(9), true).is_err());
     }

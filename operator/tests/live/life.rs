@@ -1,0 +1,291 @@
+//! The life of a cluster.
+
+use hither_operator::api::{ChunkStorageClass, ChunkserverPool, HitherCluster};
+use hither_operator::manager::Manager;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod, Secret};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+
+use crate::support::{Place, condition, holds, sample};
+
+async fn ready(place: &Place) -> HitherCluster {
+    place
+        .until(
+            "demo",
+            "a cluster becomes ready",
+            |cluster: &HitherCluster| {
+                let status = cluster.status.as_ref();
+                status.is_some_and(|status| {
+                    holds(&status.conditions, "Ready")
+                        && status.health.as_deref() == Some("Healthy")
+                })
+            },
+        )
+        .await
+}
+
+async fn manager(place: &Place) -> Manager {
+    let pod: Pod = place.api().get("demo-manager-0").await.unwrap();
+    let ip = pod.status.unwrap().pod_ip.unwrap();
+    Manager::at(vec![format!("{ip}:7650")])
+}
+
+async fn pods(place: &Place) -> Vec<String> {
+    let api: Api<Pod> = place.api();
+    let all = api.list(&ListParams::default()).await.unwrap();
+    all.items
+        .iter()
+        .map(|pod| format!("{} {}", pod.name_any(), pod.uid().unwrap()))
+        .collect()
+}
+
+fn all_ready(wanted: &'static str) -> impl Fn(&ChunkserverPool) -> bool + Send + 'static {
+    move |pool| {
+        let status = pool.status.as_ref();
+        status.is_some_and(|status| {
+            status.chunkservers_ready.as_deref() == Some(wanted)
+                && holds(&status.conditions, "Ready")
+                && !holds(&status.conditions, "Draining")
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_begins_changes_and_ends() {
+    let mut place = Place::new("life").await;
+    place.operate();
+    place.apply_samples().await;
+    let cluster = ready(&place).await;
+    let status = cluster.status.clone().unwrap();
+    assert_eq!(status.zones_ready.as_deref(), Some("3/3"));
+    assert!(
+        status
+            .zones
+            .iter()
+            .all(|zone| zone.ready == 1 && zone.up == 1),
+        "{status:?}"
+    );
+    let loss = condition(&status.conditions, "ZoneLossTolerated").unwrap();
+    assert_eq!(
+        (loss.status.as_str(), loss.reason.as_str()),
+        ("False", "EmbeddedStore")
+    );
+    volumes_find_their_cluster(&place, status.cluster_id.as_deref().unwrap()).await;
+    labels_act_without_a_restart(&place).await;
+    more_and_fewer(&place).await;
+    pods_are_replaced(&place).await;
+    a_volume_holds_the_cluster(&place, status.cluster_id.as_deref().unwrap()).await;
+    let sets: Api<StatefulSet> = place.api();
+    assert!(
+        sets.list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+    place.delete::<ChunkStorageClass>("everywhere").await;
+    place.delete::<ChunkserverPool>("main").await;
+    place.end().await;
+}
+
+async fn volumes_find_their_cluster(place: &Place, id: &str) {
+    let class: ChunkStorageClass = place
+        .until(
+            "everywhere",
+            "a class becomes ready",
+            |class: &ChunkStorageClass| {
+                class
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| holds(&status.conditions, "Ready"))
+            },
+        )
+        .await;
+    let name = class.status.unwrap().storage_class_name.unwrap();
+    assert_eq!(name, format!("{}-demo-everywhere", place.name));
+    let classes: Api<StorageClass> = Api::all(place.client.clone());
+    let parameters = classes.get(&name).await.unwrap().parameters.unwrap();
+    let secret = &parameters["csi.storage.k8s.io/node-stage-secret-name"];
+    let secret: Secret = place.api().get(secret).await.unwrap();
+    assert_eq!(secret.data.unwrap()["clusterID"].0, id.as_bytes());
+    let known = manager(place).await.status().await.unwrap().map.unwrap();
+    let class = known
+        .classes
+        .iter()
+        .find(|class| class.name == "everywhere")
+        .unwrap();
+    assert_eq!(class.keep, "zone=eu-1a,zone=eu-1b,zone=eu-1c");
+}
+
+async fn labels_act_without_a_restart(place: &Place) {
+    let before = pods(place).await;
+    let labels = json!({"spec": {"labels": ["media=hdd", "X"]}});
+    place.change::<ChunkserverPool>("main", labels).await;
+    let manager = manager(place).await;
+    loop {
+        let map = manager.status().await.unwrap().map.unwrap();
+        let has = |label: &str| {
+            map.chunkservers
+                .iter()
+                .all(|server| server.labels.iter().any(|one| one == label))
+        };
+        if has("media=hdd") && has("X") {
+            break;
+        }
+        manager.changed().await;
+    }
+    assert_eq!(pods(place).await, before);
+}
+
+async fn more_and_fewer(place: &Place) {
+    let replicas = |n: i32| json!({"spec": {"replicasPerZone": n}});
+    place.change::<ChunkserverPool>("main", replicas(2)).await;
+    place
+        .until("main", "the pool grows", all_ready("6/6"))
+        .await;
+    ready(place).await;
+    place.change::<ChunkserverPool>("main", replicas(1)).await;
+    for zone in ["eu-1a", "eu-1b", "eu-1c"] {
+        let smaller = |set: &StatefulSet| {
+            set.status
+                .as_ref()
+                .is_some_and(|status| status.replicas == 1)
+        };
+        place
+            .until(&format!("demo-main-{zone}"), "a set shrinks", smaller)
+            .await;
+    }
+    let manager = manager(place).await;
+    loop {
+        let map = manager.status().await.unwrap().map.unwrap();
+        if map.chunkservers.len() == 3 {
+            break;
+        }
+        manager.changed().await;
+    }
+    ready(place).await;
+}
+
+async fn pods_are_replaced(place: &Place) {
+    let before = pods(place).await;
+    let settings = json!({"spec": {"settings": {"scrubDays": 7}}});
+    place.change::<ChunkserverPool>("main", settings).await;
+    for zone in ["eu-1a", "eu-1b", "eu-1c"] {
+        let name = format!("demo-main-{zone}-0");
+        let old = before
+            .iter()
+            .find(|pod| pod.starts_with(&name))
+            .unwrap()
+            .clone();
+        let replaced = move |pod: &Pod| {
+            let ready = hither_operator::seen::is_ready(pod);
+            ready && old != format!("{} {}", pod.name_any(), pod.uid().unwrap())
+        };
+        place.until(&name, "a pod is replaced", replaced).await;
+    }
+    ready(place).await;
+}
+
+async fn a_volume_holds_the_cluster(place: &Place, id: &str) {
+    let volumes: Api<PersistentVolume> = Api::all(place.client.clone());
+    let name = format!("{}-volume", place.name);
+    let volume: PersistentVolume = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteMany"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "csi": {"driver": "csi.hither.dev", "volumeHandle": format!("{id}.1")},
+        },
+    }))
+    .unwrap();
+    volumes
+        .create(&PostParams::default(), &volume)
+        .await
+        .unwrap();
+    let clusters: Api<HitherCluster> = place.api();
+    clusters
+        .delete("demo", &DeleteParams::default())
+        .await
+        .unwrap();
+    let named = name.clone();
+    let blocked = move |cluster: &HitherCluster| {
+        let conditions = cluster.status.as_ref().map(|status| &status.conditions);
+        conditions
+            .and_then(|all| condition(all, "DeletionBlocked"))
+            .is_some_and(|one| one.status == "True" && one.message.contains(&named))
+    };
+    place
+        .until("demo", "a volume holds the cluster", blocked)
+        .await;
+    volumes
+        .delete(&name, &DeleteParams::default())
+        .await
+        .unwrap();
+    let gone = kube::runtime::wait::await_condition(
+        clusters,
+        "demo",
+        |cluster: Option<&HitherCluster>| cluster.is_none(),
+    );
+    gone.await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_written_wrong_is_told_where() {
+    let mut place = Place::new("wrong").await;
+    place.operate();
+    let mut class: ChunkStorageClass = sample("classes.yaml");
+    class.spec.keep = "zone=eu-1a,(zone=eu-1b".into();
+    let api: Api<ChunkStorageClass> = place.api();
+    api.create(&PostParams::default(), &class).await.unwrap();
+    let told = |class: &ChunkStorageClass| {
+        let conditions = class.status.as_ref().map(|status| &status.conditions);
+        conditions
+            .and_then(|all| condition(all, "Accepted"))
+            .is_some_and(|one| one.reason == "InvalidDefinition" && one.message.contains('^'))
+    };
+    place.until("everywhere", "a mistake is shown", told).await;
+    let pools: Api<ChunkserverPool> = place.api();
+    pools
+        .create(&PostParams::default(), &sample("pools.yaml"))
+        .await
+        .unwrap();
+    let alone = |pool: &ChunkserverPool| {
+        let conditions = pool.status.as_ref().map(|status| &status.conditions);
+        conditions
+            .and_then(|all| condition(all, "Accepted"))
+            .is_some_and(|one| one.reason == "ClusterNotFound")
+    };
+    place.until("main", "a cluster is missing", alone).await;
+    place.end().await;
+}
+
+#[tokio::test]
+async fn the_lease_has_one_holder_and_passes_on() {
+    let place = Place::new("lease").await;
+    let held = |by: &'static str| {
+        move |lease: &Lease| {
+            lease
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.holder_identity.as_deref())
+                == Some(by)
+        }
+    };
+    let first = place.another("first");
+    place
+        .until("hither-operator", "the first leads", held("first"))
+        .await;
+    let second = place.another("second");
+    first.abort();
+    place
+        .until("hither-operator", "the second takes over", held("second"))
+        .await;
+    assert!(!second.is_finished());
+    second.abort();
+    place.end().await;
+}
