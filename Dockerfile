@@ -14,7 +14,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends \
 WORKDIR /src
 COPY . .
 # A program that the image has to have is a package of the same name.
-ARG PROGRAMS=hither
+ARG PROGRAMS="hither hither-operator hither-csi"
 RUN cargo build --release $(printf -- '-p %s ' $PROGRAMS) --features hither/etcd
 COPY --from=etcd /out/etcd /out/etcd
 RUN e2e/kube/image.py tree /rootfs --bin target/release --require $PROGRAMS --etcd /out/etcd

@@ -42,7 +42,7 @@ install: build
 
 # The container image, without Docker; see Dockerfile for elsewhere. A program that the image has to
 # have is a package of the same name.
-IMAGE_PROGRAMS := hither
+IMAGE_PROGRAMS := hither hither-operator hither-csi
 IMAGES := $(CARGO_TARGET_DIR)/images
 .PHONY: image
 image: setup
@@ -70,6 +70,14 @@ e2e: kube-up e2e-image
 	@e2e/kube/kube sidecars
 	@e2e/kube/e2e.py $(SCENARIOS)
 	@e2e/kube/kube down
+
+# Hither on that Kubernetes: installed, mounted in three zones, one zone lost.
+.PHONY: demo-kube
+demo-kube: kube-up image
+	@e2e/kube/kube load $(IMAGES)/hither.tar $(IMAGES)/busybox.tar
+	@e2e/kube/kube sidecars
+	@e2e/kube/demo.py $(if $(KEEP),--keep)
+	@$(if $(KEEP),true,e2e/kube/kube down)
 
 # Proves what the tests on the cluster rely on.
 kube-smoke: kube-up image

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "hither-system"
 RELEASE = "hither"
 CLUSTER = "demo"
-STORAGE_CLASS = f"{NAMESPACE}-{CLUSTER}-zones"
+STORAGE_CLASS = f"{NAMESPACE}-{CLUSTER}-everywhere"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Installation:
             "--set", f"image.repository={repository},image.tag={tag}",
             "--wait", "--timeout=5m")
         say("the sample of three zones")
-        self.of("apply", "-f", ROOT / "config/samples/embedded.yaml")
+        for part in ("cluster", "pools", "classes"):
+            self.of("apply", "-f", ROOT / f"config/samples/{part}.yaml")
         self.kubectl("--namespace", NAMESPACE, "wait", f"hithercluster/{CLUSTER}",
                      "--for=condition=Ready", "--timeout=240s")
         wait_until("the storage class is there", 60, lambda: self.has("storageclass", STORAGE_CLASS))
