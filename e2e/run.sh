@@ -10,6 +10,8 @@ cargo build --quiet --bin hither --features etcd
 cargo build --quiet -p hither-csi --features kill-points
 export HITHER_BIN="$target/debug/hither"
 export HITHER_CSI_BIN="$target/debug/hither-csi"
+# The CSI suite is one of the programs of the test cluster (the first time they take a while).
+export HITHER_CSI_SANITY="$(e2e/kube/programs/build.sh)/bin/csi-sanity"
 export PJDFSTEST_BIN="$target/tools/bin/pjdfstest"
 if [ ! -x "$PJDFSTEST_BIN" ]; then
     echo "installing pjdfstest"

@@ -184,8 +184,9 @@ impl Clusters {
     }
 }
 
-/// Longest wait of one operation for a cluster; shorter than every budget.
-const TIMEOUT: Duration = Duration::from_secs(8);
+/// Longest wait of one operation for a cluster: longer than what a lost client holds stays held
+/// (15 s), shorter than the budgets of requests that ask a cluster.
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for a session to end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Clusters of which a client is kept.

@@ -13,6 +13,8 @@ use hither_csi::rpc::csi::node_client::NodeClient;
 use hither_csi::rpc::csi::volume_capability::{
     AccessMode, AccessType, MountVolume, access_mode::Mode,
 };
+use hither_csi::rpc::registration::registration_client::RegistrationClient;
+use hither_csi::rpc::registration::{InfoRequest, PluginInfo};
 use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -182,7 +184,10 @@ impl Driver {
     }
 
     fn channel(&self, part: Part) -> Result<Channel, Status> {
-        let socket = self.socket(part);
+        self.channel_to(self.socket(part))
+    }
+
+    fn channel_to(&self, socket: PathBuf) -> Result<Channel, Status> {
         let connector = tower::service_fn(move |_: tonic::transport::Uri| {
             let socket = socket.clone();
             async move {
@@ -307,6 +312,33 @@ impl Driver {
         };
         self.node(async |c| c.node_stage_volume(request).await)
             .map(|_| ())
+    }
+
+    /// Stages a volume as a request says.
+    ///
+    /// # Errors
+    /// What the node plugin answers.
+    ///
+    /// # Panics
+    /// When the directory cannot be made.
+    pub fn stage_as(&self, mut request: csi::NodeStageVolumeRequest) -> Result<(), Status> {
+        let staging = self.staging(&request.volume_id);
+        std::fs::create_dir_all(&staging).expect("a staging directory");
+        request.staging_target_path = staging.display().to_string();
+        request.secrets = self.secrets();
+        self.node(async |c| c.node_stage_volume(request).await)
+            .map(|_| ())
+    }
+
+    /// What the kubelet finds in its registry.
+    ///
+    /// # Errors
+    /// What the plugin answers.
+    pub fn registered(&self) -> Result<PluginInfo, Status> {
+        let socket = self.kubelet("plugins_registry/csi.hither.dev-reg.sock");
+        let mut client = RegistrationClient::new(self.channel_to(socket)?);
+        let answer = self.runtime.block_on(client.get_info(InfoRequest {}))?;
+        Ok(answer.into_inner())
     }
 
     /// Takes a volume's mount away.

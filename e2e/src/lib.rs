@@ -196,18 +196,38 @@ impl Cluster {
     /// # Panics
     /// When it does not end or start.
     pub fn regroup(&self, name: &str, group: u32) {
-        self.playground("kill", name);
-        let file = Path::new(&self.play()).join("playground.json");
-        let text = std::fs::read_to_string(&file).expect("a state file");
-        let mut state: Value = serde_json::from_str(&text).expect("JSON");
-        let processes = state["processes"].as_array_mut().expect("processes");
-        for process in processes.iter_mut().filter(|p| p["name"] == name) {
+        self.restart(name, |process| {
             let mut words = as_group(group);
             words.push(binary());
             process["program"] = words.remove(0).into();
             let args = process["args"].as_array().cloned().unwrap_or_default();
             let all = words.into_iter().map(Value::from).chain(args);
             process["args"] = all.collect();
+        });
+    }
+
+    /// Starts a process anew with a configuration file of this content.
+    ///
+    /// # Panics
+    /// When it does not end or start.
+    pub fn reconfigure(&self, name: &str, config: &str) {
+        let file = self.dir.path().join(format!("{name}.yaml"));
+        std::fs::write(&file, config).expect("a configuration");
+        let more = ["--config".to_owned(), file.display().to_string()];
+        self.restart(name, |process| {
+            let args = process["args"].as_array().cloned().unwrap_or_default();
+            process["args"] = args.into_iter().chain(more.map(Value::from)).collect();
+        });
+    }
+
+    fn restart(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        self.playground("kill", name);
+        let file = Path::new(&self.play()).join("playground.json");
+        let text = std::fs::read_to_string(&file).expect("a state file");
+        let mut state: Value = serde_json::from_str(&text).expect("JSON");
+        let processes = state["processes"].as_array_mut().expect("processes");
+        if let Some(process) = processes.iter_mut().find(|p| p["name"] == name) {
+            change(process);
         }
         std::fs::write(&file, state.to_string()).expect("the state file is written");
         self.playground("start", name);

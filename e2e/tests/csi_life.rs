@@ -1,12 +1,19 @@
 //! A volume's life through the CSI driver, on a real cluster with real mounts.
 #![cfg(feature = "live")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests of real processes measure real time"
+)]
 
 use std::fs;
-use std::time::Duration;
+use std::os::unix::fs::MetadataExt as _;
+use std::time::{Duration, Instant};
 
+use hither_csi::rpc::csi::NodeStageVolumeRequest;
+use hither_csi::rpc::csi::volume_capability::AccessType;
 use hither_csi::rpc::csi::volume_capability::access_mode::Mode;
-use hither_e2e::csi::{Driver, Part, code, insist};
+use hither_e2e::csi::{Driver, Part, capability, code, insist};
 use hither_e2e::{Cluster, eventually, pattern, write_stable};
 use tonic::Code;
 
@@ -81,6 +88,128 @@ fn a_life() {
             .is_none()
     });
     cluster.unmount(&root);
+}
+
+/// The plugin makes itself known to the kubelet.
+#[test]
+fn the_plugin_registers_itself() {
+    let cluster = Cluster::up("a", 1, &["--class", "A"]);
+    let driver = Driver::start(&cluster, &[]);
+    let known = driver.registered().unwrap();
+    assert_eq!(
+        (known.r#type.as_str(), known.name.as_str()),
+        ("CSIPlugin", "csi.hither.dev")
+    );
+    let socket = driver.socket(Part::Node).display().to_string();
+    assert_eq!(known.endpoint, socket);
+}
+
+/// A template that is changed reaches the mount that stands.
+#[test]
+fn preferred_labels_change_without_a_remount() {
+    let cluster = Cluster::up("a,b", 1, &[]);
+    let driver = Driver::start(&cluster, &[]);
+    let handle = driver.create("template", SIZE).unwrap().volume_id;
+    driver.stage(&handle, RWX).unwrap();
+    let at = driver.publish(&handle, "a", RWX, false).unwrap();
+    let open = fs::File::create(at.join("open")).unwrap();
+    driver
+        .modify(&handle, "preferredLabels", "zone=b; zone={zone}")
+        .unwrap();
+    eventually(Duration::from_secs(60), "the mount prefers others", || {
+        driver.served()[0].preferred == "zone=b;zone=a"
+    });
+    open.sync_all().unwrap();
+    insist(|| driver.unpublish(&handle, "a")).unwrap();
+    insist(|| driver.unstage(&handle)).unwrap();
+    driver.assert_nothing_left();
+}
+
+/// A pod's group is given to the volume's root once, and a directory of the administrator's is
+/// mounted and never removed.
+#[test]
+fn groups_and_directories_that_are_there() {
+    let mut cluster = Cluster::up("a", 1, &["--class", "A"]);
+    let driver = Driver::start(&cluster, &[]);
+    let handle = driver.create("group", SIZE).unwrap().volume_id;
+    let stage = |handle: &str, group: &str, directory: &str| {
+        let mut capability = capability(RWX);
+        if let Some(AccessType::Mount(mount)) = &mut capability.access_type {
+            mount.volume_mount_group = group.into();
+        }
+        let directory =
+            (!directory.is_empty()).then(|| ("subdirectory".to_owned(), directory.to_owned()));
+        driver.stage_as(NodeStageVolumeRequest {
+            volume_id: handle.into(),
+            volume_capability: Some(capability),
+            volume_context: directory.into_iter().collect(),
+            ..Default::default()
+        })
+    };
+    for group in ["2000", "3000"] {
+        stage(&handle, group, "").unwrap();
+        let root = fs::metadata(driver.staging(&handle)).unwrap();
+        assert_eq!((root.gid(), root.mode() & 0o7777), (2000, 0o2777));
+        driver.unstage(&handle).unwrap();
+    }
+    let root = cluster.mount("root", "");
+    fs::create_dir_all(root.join("mine/below")).unwrap();
+    write_stable(&root.join("mine/f"), &pattern(1, 0, 1000));
+    let (id, _) = handle.split_once('.').unwrap();
+    let given = format!("{id}.by-hand");
+    assert_eq!(code(stage(&given, "", "/none")), Code::NotFound);
+    stage(&given, "", "/mine").unwrap();
+    let at = driver.publish(&given, "a", RWX, false).unwrap();
+    assert!(fs::read(at.join("f")).unwrap() == pattern(1, 0, 1000));
+    driver.unpublish(&given, "a").unwrap();
+    driver.unstage(&given).unwrap();
+    driver.delete(&given).unwrap();
+    assert!(root.join("mine/f").exists(), "it is the administrator's");
+    fs::create_dir(root.join("volumes/theirs")).unwrap();
+    assert_eq!(
+        code(driver.delete(&format!("{id}.theirs"))),
+        Code::FailedPrecondition
+    );
+    cluster.unmount(&root);
+    driver.assert_nothing_left();
+}
+
+/// A cluster that does not answer: no request hangs, and a pod can always end.
+#[test]
+fn a_silent_cluster_keeps_nobody() {
+    let cluster = Cluster::up("a", 1, &["--class", "A"]);
+    let driver = Driver::start(&cluster, &[]);
+    let handle = driver.create("silent", SIZE).unwrap().volume_id;
+    let other = driver.create("other", SIZE).unwrap().volume_id;
+    driver.stage(&handle, RWX).unwrap();
+    let at = driver.publish(&handle, "a", RWX, false).unwrap();
+    for name in ["manager", "cs-a1"] {
+        cluster.playground("pause", name);
+    }
+    let begun = Instant::now();
+    let answer = driver.stats(&handle, &at);
+    assert!(answer.is_ok() || code(answer) == Code::DeadlineExceeded);
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
+    insist(|| driver.unpublish(&handle, "a")).unwrap();
+    insist(|| driver.unstage(&handle)).unwrap();
+    assert!(
+        driver.stage(&other, RWX).is_err(),
+        "nobody says what to mount"
+    );
+    assert!(
+        begun.elapsed() < Duration::from_secs(120),
+        "{:?}",
+        begun.elapsed()
+    );
+    for name in ["manager", "cs-a1"] {
+        cluster.playground("resume", name);
+    }
+    insist(|| driver.unstage(&other)).unwrap();
+    driver.assert_nothing_left();
 }
 
 /// The limit of a volume holds, for bytes and for files.
@@ -185,5 +314,5 @@ fn dead_mounts_are_repaired_and_can_be_taken_away() {
     insist(|| driver.unstage(&handle)).unwrap();
     driver.run(Part::Mounter, None);
     driver.assert_nothing_left();
-    driver.delete(&handle).unwrap();
+    insist(|| driver.delete(&handle)).unwrap();
 }

@@ -98,12 +98,13 @@ impl NodeService {
         if !record.staged {
             return Ok(());
         }
-        let changed = match self.template_of(handle, &record).await {
-            Ok(Some(template)) if template != record.template => {
+        let asked = tokio::time::timeout(ASK_PATIENCE, self.template_of(handle, &record)).await;
+        let changed = match asked {
+            Ok(Ok(Some(template))) if template != record.template => {
                 record.template = template;
                 true
             }
-            // A cluster that does not answer changes nothing.
+            // A cluster that does not answer changes nothing, and requests wait for this.
             _ => false,
         };
         if !changed && !moved {
@@ -135,5 +136,7 @@ impl NodeService {
 
 /// How often mounts are looked at.
 const REPAIR_EACH: Duration = Duration::from_secs(10);
+/// Longest wait for a cluster to say what has changed.
+const ASK_PATIENCE: Duration = Duration::from_secs(3);
 /// Every how many rounds the cluster is asked for what can change.
 const ASK_ROUNDS: u32 = 3;

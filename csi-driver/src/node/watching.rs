@@ -56,3 +56,63 @@ pub async fn follow(client: Client, labels: watch::Sender<NodeLabels>) {
 
 /// Between two attempts to follow.
 const PAUSE: std::time::Duration = std::time::Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+
+    use kube::client::Body;
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    fn node(zone: &str, version: u32) -> String {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Node","metadata":{{"name":"n1","resourceVersion":"{version}","labels":{{"topology.kubernetes.io/zone":"{zone}"}}}}}}"#
+        )
+    }
+
+    /// An API server with one node, which moves to another zone when it is told to.
+    fn server(moves: Arc<Notify>) -> Client {
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let moves = Arc::clone(&moves);
+            async move {
+                let watches = request.uri().query().unwrap_or("").contains("watch=true");
+                if request.uri().path().ends_with("/n1") {
+                    return Ok::<_, Infallible>(http::Response::new(Body::from(
+                        node("a", 1).into_bytes(),
+                    )));
+                }
+                if !watches {
+                    let list = format!(
+                        r#"{{"apiVersion":"v1","kind":"NodeList","metadata":{{"resourceVersion":"1"}},"items":[{}]}}"#,
+                        node("a", 1)
+                    );
+                    return Ok(http::Response::new(Body::from(list.into_bytes())));
+                }
+                moves.notified().await;
+                let event = format!(r#"{{"type":"MODIFIED","object":{}}}"#, node("b", 2));
+                Ok(http::Response::new(Body::from(
+                    format!("{event}\n").into_bytes(),
+                )))
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn a_changed_label_is_followed() {
+        let moves = Arc::new(Notify::new());
+        let client = server(Arc::clone(&moves));
+        let first = read(&client, "n1").await.unwrap();
+        assert_eq!(first.zone, "a");
+        let (tell, mut labels) = watch::channel(first);
+        let following = tokio::spawn(follow(client, tell));
+        moves.notify_one();
+        let moved = labels.wait_for(|labels| labels.zone == "b").await.unwrap();
+        assert_eq!(moved.node, "n1");
+        drop(moved);
+        following.abort();
+    }
+}
