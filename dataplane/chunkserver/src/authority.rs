@@ -131,6 +131,24 @@ pub(crate) fn passes_on(view: &ClusterView, me: ChunkserverId, group: GroupId) -
     view.in_sync(group).next() == Some(me)
 }
 
+/// The filling members that have to follow a change this server has carried out at an epoch.
+///
+/// # Errors
+/// The group has gone on to another epoch meanwhile. A member that filled then may be in-sync now,
+/// and nobody has told it: the sender has to ask again, all members of the new epoch.
+pub(crate) fn followers(
+    view: &ClusterView,
+    me: ChunkserverId,
+    mandate: &Mandate,
+) -> Result<Vec<ChunkserverId>, Epoch> {
+    let known = view.epoch(mandate.group).unwrap_or_default();
+    if known != mandate.epoch {
+        return Err(known);
+    }
+    let filling = view.members_in(mandate.group, MemberState::Filling);
+    Ok(filling.filter(|id| *id != me).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use hither_proto::map::{ClusterMap, Group};
@@ -209,6 +227,25 @@ mod tests {
             assert_eq!(found, Err(BadChain::Incomplete), "{wrong:?}");
         }
         assert!(passes_on(&view, ME, GROUP) && !passes_on(&view, ChunkserverId(2), GROUP));
+    }
+
+    #[test]
+    fn a_change_is_void_where_a_member_may_have_become_in_sync_meanwhile() {
+        use MemberState::{Filling, InSync};
+        let mandate = |epoch| Mandate {
+            group: GROUP,
+            epoch: Epoch(epoch),
+            disk: DiskIndex(2),
+            filling: false,
+        };
+        let fills = view(&[(1, InSync), (3, Filling)], 1);
+        assert_eq!(
+            followers(&fills, ME, &mandate(5)),
+            Ok(vec![ChunkserverId(3)])
+        );
+        // The change was begun at epoch 4, when 3 was still filling and could not be asked itself.
+        let in_sync = view(&[(1, InSync), (3, InSync)], 1);
+        assert_eq!(followers(&in_sync, ME, &mandate(4)), Err(Epoch(5)));
     }
 
     #[test]

@@ -14,11 +14,10 @@ use hither_proto::chunk::{
 use hither_proto::common::Empty;
 use hither_proto::ids::{CHECKSUM_BLOCK, ChunkId, ChunkserverId, InodeId, LeaseId};
 use hither_proto::kind::Kind;
-use hither_proto::map::MemberState;
 use hither_proto::status::Status;
 use prost::Message;
 
-use crate::authority::{Mandate, passes_on};
+use crate::authority::{Mandate, followers, passes_on};
 use crate::fetch::{Place, ask, copy_of, fetch_range};
 use crate::gate::Ticket;
 use crate::operation::{Call, Operation, Parked};
@@ -101,9 +100,7 @@ impl Task<'_> {
         let sealed = self
             .disk(move |disk| disk.seal(chunk, group, lease))
             .await?;
-        if passes_on(&self.inner.link.map(), self.inner.me, group) {
-            self.pass_on(Kind::CHUNK_SEAL, seal).await?;
-        }
+        self.follow(Kind::CHUNK_SEAL, seal).await?;
         let touched = sealed.touched.iter().map(|touched| TouchedBlock {
             block: touched.block,
             checksum: touched.checksum,
@@ -218,9 +215,7 @@ impl Task<'_> {
             return Ok(Empty {});
         }
         self.disk(move |disk| disk.trim(&op)).await?;
-        if passes_on(&self.inner.link.map(), self.inner.me, self.mandate.group) {
-            self.pass_on(Kind::CHUNK_TRIM, trim).await?;
-        }
+        self.follow(Kind::CHUNK_TRIM, trim).await?;
         Ok(Empty {})
     }
 
@@ -258,9 +253,7 @@ impl Task<'_> {
             .collect();
         self.inner.doubts.forget(&chunks);
         self.disk(move |disk| disk.delete(&chunks)).await?;
-        if passes_on(&self.inner.link.map(), self.inner.me, group) {
-            self.pass_on(Kind::CHUNK_DELETE, delete).await?;
-        }
+        self.follow(Kind::CHUNK_DELETE, delete).await?;
         Ok(Empty {})
     }
 
@@ -298,15 +291,33 @@ impl Task<'_> {
         })
     }
 
+    /// Tells the members that fill, if that is this server's part.
+    async fn follow<M: Message>(&self, kind: Kind, message: &M) -> Result<(), Refusal> {
+        if self.mandate.filling {
+            return Ok(());
+        }
+        let map = self.inner.link.map();
+        let filling =
+            followers(&map, self.inner.me, &self.mandate).map_err(Refusal::stale_epoch)?;
+        if passes_on(&map, self.inner.me, self.mandate.group) {
+            self.tell(&filling, kind, message).await?;
+        }
+        Ok(())
+    }
+
     /// Tells the members that fill, and waits for all of them.
     async fn pass_on<M: Message>(&self, kind: Kind, message: &M) -> Result<(), Refusal> {
-        let filling: Vec<ChunkserverId> = self
-            .inner
-            .link
-            .map()
-            .members_in(self.mandate.group, MemberState::Filling)
-            .filter(|id| *id != self.inner.me)
-            .collect();
+        let filling = followers(&self.inner.link.map(), self.inner.me, &self.mandate);
+        self.tell(&filling.map_err(Refusal::stale_epoch)?, kind, message)
+            .await
+    }
+
+    async fn tell<M: Message>(
+        &self,
+        filling: &[ChunkserverId],
+        kind: Kind,
+        message: &M,
+    ) -> Result<(), Refusal> {
         let calls = filling
             .iter()
             .map(|member| ask(self.inner, *member, kind, message));
