@@ -142,18 +142,15 @@ impl ChunkServer {
         }
         raise_descriptor_limit();
         let deadline = Instant::now() + Duration::from_millis(config.start_timeout_ms);
-        let known = Store::cluster_of(&media)?;
         let mut identity = Identity {
             role: Role::Chunkserver,
-            cluster_id: known.map_or_else(Bytes::new, cluster_bytes),
+            cluster_id: Bytes::new(),
             server_id: 0,
             boot_id: rand::random::<u64>().max(1),
         };
         let link = ManagerLink::start(config.managers.clone(), identity.clone(), &config.zone);
-        let cluster = match known {
-            Some(cluster) => cluster,
-            None => cluster_from_map(&link, deadline).await?,
-        };
+        // Disks of another cluster are refused by name when they are opened.
+        let cluster = cluster_from_map(&link, deadline).await?;
         identity.cluster_id = cluster_bytes(cluster);
         let store = open_store(media, cluster, &config).await?;
         let front = Arc::new(Front::default());

@@ -18,6 +18,23 @@ use hither_proto::status::Status;
 use support::{Cluster, GROUP, Put, pattern, put, refused, same};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn disks_of_another_cluster_are_refused() {
+    let mut cluster = Cluster::start(1).await;
+    cluster.stop_server(1).await;
+    cluster
+        .manager
+        .change(|map| map.cluster_id = Bytes::from_static(b"another cluster!"));
+    let refused = ChunkServer::start(cluster.config(1)).await.unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            StartError::Store(hither_chunkstore::Error::ForeignCluster { .. })
+        ),
+        "{refused}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chain_writes_in_the_order_the_client_gives_and_all_members_read_the_same() {
     let cluster = Cluster::start(3).await;
     let applied = cluster

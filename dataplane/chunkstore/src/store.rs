@@ -44,19 +44,6 @@ struct Found {
 }
 
 impl Store {
-    /// Reads which cluster the disks belong to, without opening them; `None` when all are new.
-    ///
-    /// # Errors
-    /// `Unusable` for a damaged identity.
-    pub fn cluster_of(media: &[Medium]) -> Result<Option<ClusterId>, Error> {
-        for medium in media {
-            if let Some(identity) = load_identity(medium)? {
-                return Ok(Some(identity.cluster));
-            }
-        }
-        Ok(None)
-    }
-
     /// Opens all disks, and formats those that are empty directories. A disk that cannot be read
     /// is left out and named in [`Store::states`]; one that belongs to somebody else is an error.
     ///
