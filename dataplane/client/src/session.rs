@@ -179,6 +179,7 @@ impl Session {
     }
 
     pub(crate) async fn ask(&self, op: Op, how: How) -> Result<Reply, AskError> {
+        let mut made_in = self.stamp().0;
         let number = if how.changes { self.new_number() } else { 0 };
         let mut request = Request {
             number,
@@ -189,23 +190,29 @@ impl Session {
             ..Request::default()
         };
         let deadline = Instant::now() + self.config.timeout;
-        let mut sent_in = None;
+        let mut is_sent = false;
         loop {
             let connection = match self.connection(deadline).await {
                 Ok(connection) => connection,
                 Err(error) => {
-                    self.settle(number);
+                    self.settle(request.number);
                     return Err(AskError::Failed(error));
                 }
             };
             (request.session, request.ack_below) = self.stamp();
             let epoch = self.state.lock().epoch;
-            if number != 0 && sent_in.is_some_and(|id| id != request.session) {
-                // Whether it was carried out for the session that is gone, nobody can say.
-                self.settle(number);
-                return Err(AskError::Failed(session_ended()));
+            if request.number != 0 && made_in != request.session {
+                self.settle(request.number);
+                if is_sent {
+                    // Whether it was carried out for the session that is gone, nobody can say.
+                    return Err(AskError::Failed(session_ended()));
+                }
+                // The new session may have said already that it waits for no such number.
+                request.number = self.new_number();
+                made_in = request.session;
+                continue;
             }
-            sent_in = Some(request.session);
+            is_sent = true;
             let sent = Instant::now();
             let left = if how.endless {
                 ENDLESS
@@ -221,7 +228,7 @@ impl Session {
                     match self.answered(&mut request, epoch, reply.decode::<Reply>()) {
                         Some(answer) => return answer,
                         // By a process that is gone: its successor may know nothing of it.
-                        None => request.replay = number != 0,
+                        None => request.replay = request.number != 0,
                     }
                 }
                 Err(error) => self.failed(&request, &connection, error, deadline).await?,

@@ -266,6 +266,31 @@ async fn changes_lost_with_a_session_are_told() {
     assert_eq!(soon("an error", told).await.errno, Errno::EIO);
 }
 
+/// The session ends while changes wait for the connection: they are made in the next one, or told
+/// that theirs has ended, and are never taken for requests nobody waits for any more.
+#[tokio::test]
+async fn changes_that_waited_for_a_new_session_are_its_own() {
+    let cluster = Cluster::start(1).await;
+    cluster.metadata.forget_session();
+    let changes = (0..64).map(|turns| {
+        let client = cluster.client.clone();
+        tokio::spawn(async move {
+            for _ in 0..turns {
+                tokio::task::yield_now().await;
+            }
+            client.remove_xattr(FILE, &"user.a".into()).await
+        })
+    });
+    let mut made = 0;
+    for change in changes.collect::<Vec<_>>() {
+        match soon("a change", change).await.unwrap() {
+            Ok(()) => made += 1,
+            Err(error) => assert_eq!(error.errno, Errno::EIO, "{error}"),
+        }
+    }
+    assert!(made > 0);
+}
+
 /// A successor says that its batches up to a high number are in the store: what its predecessor had
 /// answered and lost is sent again all the same.
 #[tokio::test]

@@ -196,6 +196,9 @@ impl Metadata {
         if request.session != state.session {
             return responder.fail(Status::NO_SESSION, "another session");
         }
+        if request.number > 0 && request.number < request.ack_below {
+            return responder.fail(Status::BAD_REQUEST, "answered before");
+        }
         state.replays += u64::from(request.replay);
         let mut reply = Reply {
             inode: Some(state.inode.clone()),
