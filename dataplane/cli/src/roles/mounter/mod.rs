@@ -53,6 +53,12 @@ pub(crate) async fn run(socket: &Path) -> anyhow::Result<()> {
             () = fewer => {}
         }
     }
+    // Whoever waits for an end is answered before this process is gone.
+    let places = u32::try_from(REQUESTS_MAX).unwrap_or(u32::MAX);
+    let answered = room.acquire_many(places);
+    if tokio::time::timeout(TALK_TIMEOUT, answered).await.is_err() {
+        tracing::warn!("somebody asked and did not take the reply");
+    }
     std::fs::remove_file(socket).with_context(|| format!("remove {}", socket.display()))
 }
 
@@ -92,23 +98,33 @@ async fn answer(
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(TALK_TIMEOUT))?;
         stream.set_write_timeout(Some(TALK_TIMEOUT))?;
-        let (request, descriptor) = receive(&mut stream)?;
-        Ok::<_, WireError>((stream, request, descriptor))
+        let request = receive(&mut stream);
+        Ok::<_, std::io::Error>((stream, request))
     });
-    let (mut stream, request, descriptor) = match taken.await {
+    let (mut stream, request) = match taken.await {
         Ok(Ok(taken)) => taken,
         Ok(Err(error)) => return tracing::debug!(%error, "no request came"),
         Err(error) => return tracing::error!(%error, "take a request"),
     };
-    let answer = match (&place, request) {
-        (None, _) => Reply::refused(Kind::Overloaded, "too many requests at a time"),
-        (_, Request::Serve(serve)) => mounts.serve(serve, descriptor).await,
-        (_, Request::Rerank(rerank)) => mounts.rerank(&rerank),
-        (_, Request::List) => mounts.list(),
-        (_, Request::End { mount }) => mounts.end(&mount).await,
-        (_, _) => Reply::refused(Kind::Internal, "this mounter does not know the request"),
+    let (request, descriptor) = match request {
+        Ok((request, descriptor)) => (Some(request), descriptor),
+        Err(error @ WireError::Io(_)) => return tracing::debug!(%error, "no request came"),
+        Err(error) => {
+            tracing::warn!(%error, "a request is refused");
+            (None, None)
+        }
     };
-    let sent = tokio::task::spawn_blocking(move || reply(&mut stream, &answer)).await;
+    let said = match (&place, request) {
+        (None, _) => Reply::refused(Kind::Overloaded, "too many requests at a time"),
+        (_, None) => Reply::refused(Kind::Internal, "this mounter does not know the request"),
+        (_, Some(Request::Serve(serve))) => mounts.serve(serve, descriptor).await,
+        (_, Some(Request::Rerank(rerank))) => mounts.rerank(&rerank),
+        (_, Some(Request::List)) => mounts.list(),
+        (_, Some(Request::End { mount })) => mounts.end(&mount).await,
+        (_, Some(_)) => Reply::refused(Kind::Internal, "this mounter does not know the request"),
+    };
+    let sent = tokio::task::spawn_blocking(move || reply(&mut stream, &said)).await;
+    drop(place);
     if let Ok(Err(error)) = sent {
         // Whoever asked has gone; it asks for the list when it is back.
         tracing::debug!(%error, "a reply was not taken");
