@@ -28,6 +28,8 @@ pub struct Clusters {
     directory: Option<PathBuf>,
     /// Clients by cluster; at most [`CLUSTERS_MAX`], an idle client more is dropped.
     clients: Mutex<BTreeMap<ClusterId, Cluster>>,
+    /// What StorageClasses call clusters, as requests with secrets have shown.
+    names: Mutex<BTreeMap<String, ClusterId>>,
 }
 
 impl Clusters {
@@ -39,6 +41,7 @@ impl Clusters {
             host,
             directory,
             clients: Mutex::default(),
+            names: Mutex::default(),
         }
     }
 
@@ -82,24 +85,38 @@ impl Clusters {
         }
     }
 
+    /// Keeps what a StorageClass calls a cluster, for requests without secrets.
+    pub fn learn(&self, name: &str, id: &ClusterId) {
+        let mut names = self.names.lock();
+        if names.len() < NAMES_MAX || names.contains_key(name) {
+            names.insert(name.to_owned(), id.clone());
+        }
+    }
+
     /// The cluster a StorageClass names; without a name the only one known.
     ///
     /// # Errors
     /// `NotNow` when it is not known.
     pub async fn named(&self, name: Option<&str>) -> Result<Cluster, Refusal> {
-        let mut configured = self.configured();
-        if let Some(name) = name {
-            configured.retain(|(of, _)| of == name);
-        }
-        if let [(_, access)] = &configured[..] {
+        let configured = self.configured();
+        let Some(name) = name else {
+            let known: Vec<Cluster> = self.all().await?;
+            return match &known[..] {
+                [only] => Ok(only.clone()),
+                _ => Err(Refusal::NotNow(
+                    "the StorageClass names no cluster, and not exactly one is known".into(),
+                )),
+            };
+        };
+        if let Some((_, access)) = configured.iter().find(|(of, _)| of == name) {
             return self.reach(access).await;
         }
-        let known: Vec<Cluster> = self.clients.lock().values().cloned().collect();
-        match &known[..] {
-            [only] if configured.is_empty() => Ok(only.clone()),
-            _ => Err(Refusal::NotNow(
-                "it is not known which cluster is meant: see --clusters-dir".into(),
-            )),
+        let id = self.names.lock().get(name).cloned();
+        match id {
+            Some(id) => self.of_request(None, Some(&id)).await,
+            None => Err(Refusal::NotNow(format!(
+                "nothing says how to reach the cluster {name:?}: see --clusters-dir"
+            ))),
         }
     }
 
@@ -191,5 +208,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Clusters of which a client is kept.
 const CLUSTERS_MAX: usize = 64;
+/// Names of clusters that are kept.
+const NAMES_MAX: usize = 1024;
 /// Inodes a client of this process keeps.
 const CACHED_INODES: usize = 10_000;

@@ -91,6 +91,9 @@ impl ControllerService {
             Some(access) => self.clusters.of_request(Some(&access), None).await?,
             None => self.clusters.named(parameters.cluster.as_deref()).await?,
         };
+        if let Some(name) = &parameters.cluster {
+            self.clusters.learn(name, &cluster.id);
+        }
         let volumes = Volumes::new(cluster.client.clone());
         let there = volumes.find(&id).await?.map(|located| located.volume);
         let size = match create(range, &wanted, there.as_ref())? {

@@ -302,7 +302,7 @@ impl Driver {
     /// When the directory cannot be made.
     pub fn stage(&self, handle: &str, mode: Mode) -> Result<(), Status> {
         let staging = self.staging(handle);
-        std::fs::create_dir_all(&staging).expect("a staging directory");
+        make_directory(&staging);
         let request = csi::NodeStageVolumeRequest {
             volume_id: handle.into(),
             staging_target_path: staging.display().to_string(),
@@ -323,7 +323,7 @@ impl Driver {
     /// When the directory cannot be made.
     pub fn stage_as(&self, mut request: csi::NodeStageVolumeRequest) -> Result<(), Status> {
         let staging = self.staging(&request.volume_id);
-        std::fs::create_dir_all(&staging).expect("a staging directory");
+        make_directory(&staging);
         request.staging_target_path = staging.display().to_string();
         request.secrets = self.secrets();
         self.node(async |c| c.node_stage_volume(request).await)
@@ -512,6 +512,16 @@ pub fn insist<T>(mut ask: impl FnMut() -> Result<T, Status>) -> Result<T, Status
             }
             other => return other,
         }
+    }
+}
+
+/// Makes a directory. A dead mount there is left to the driver, as the kubelet leaves it.
+fn make_directory(at: &Path) {
+    match std::fs::create_dir_all(at) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            panic!("make {}: {error}", at.display())
+        }
+        _ => {}
     }
 }
 

@@ -54,7 +54,7 @@ impl NodeService {
             return self.node.records.remove(handle);
         };
         if !record.staged {
-            return Ok(());
+            return self.clear(handle, &record).await;
         }
         let device = match self.node.standing(handle, &record.staging).await? {
             Staging::Alive(device) => device,
@@ -76,6 +76,16 @@ impl NodeService {
                 continue;
             }
             bind(&record, target, &device)?;
+        }
+        Ok(())
+    }
+
+    /// Staging was cut off. The kubelet repeats it or takes it back, and should not meet a dead
+    /// mount on the way.
+    async fn clear(&self, handle: &Handle, record: &Record) -> Result<(), Refusal> {
+        let standing = self.node.standing(handle, &record.staging).await?;
+        if standing == Staging::Dead {
+            kernel::detach_all(&record.staging)?;
         }
         Ok(())
     }
