@@ -18,6 +18,7 @@ check: setup
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p hither -p hither-metastore --all-targets --features etcd -- -D warnings
 	cargo clippy -p hither-e2e --all-targets --features live -- -D warnings
+	cargo clippy -p hither-operator --all-targets --features live -- -D warnings
 	python3 -m unittest discover --quiet --start-directory e2e/kube/tests --top-level-directory e2e/kube
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 

@@ -115,6 +115,10 @@ fn a_chunkserver_is_emptied_then_ended_then_forgotten() {
     let second = scale::plan(&seen, &goal);
     assert_eq!(second.replicas["demo-ssd-a"], 2);
     assert_eq!(second.progress["ssd"][0].groups_left, 1);
+    assert!(second.waiting["ssd"].contains("no other chunkserver may take them"));
+    seen.status.as_mut().unwrap().groups[0].filling = 1;
+    let moving = scale::plan(&seen, &goal);
+    assert!(!moving.waiting["ssd"].contains("no other"));
     members(&mut seen).retain(|member| member.server != 2);
     let third = scale::plan(&seen, &goal);
     assert_eq!(third.replicas["demo-ssd-a"], 1);

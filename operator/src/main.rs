@@ -26,6 +26,8 @@ enum Command {
         #[arg(long)]
         dir: Option<std::path::PathBuf>,
     },
+    /// Print every field of the custom resources as a page
+    Fields,
     /// Fail while a cluster or a volume of one exists: asked before the operator is uninstalled
     Guard,
 }
@@ -62,6 +64,10 @@ fn main() -> anyhow::Result<()> {
                         .with_context(|| format!("write {name} in {}", dir.display()))?,
                 }
             }
+            Ok(())
+        }
+        Command::Fields => {
+            print!("{}", hither_operator::reference::page());
             Ok(())
         }
         Command::Guard => runtime()?.block_on(async {

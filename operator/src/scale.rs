@@ -115,9 +115,15 @@ fn shrink(seen: &Seen, scale: &mut Scale, set: &Shrinking) {
     match seen.server_of(pod) {
         Some(server) if seen.groups_on(server.id) > 0 => {
             let left = seen.groups_on(server.id);
+            let stuck = server.draining && seen.groups().is_some_and(|groups| groups.filling == 0);
+            let why = if stuck {
+                ", and no other chunkserver may take them: their classes ask for it"
+            } else {
+                ""
+            };
             keep(
                 scale,
-                format!("{title}: {left} placement groups are still on it"),
+                format!("{title}: {left} placement groups are still on it{why}"),
             );
         }
         Some(server) if !server.draining => keep(scale, format!("{title} is being marked")),

@@ -9,22 +9,22 @@ use serde_json::json;
 
 use super::Context;
 use super::manage;
-use super::pass::{After, CLUSTER_FINALIZER, POOL_FINALIZER, Wanted, tell_pool, timed};
+use super::pass::{After, CLUSTER_FINALIZER, POOL_FINALIZER, Wanted, tell_pool};
 use crate::api::{DRIVER, HitherCluster};
 use crate::check;
-use crate::conditions::said;
+use crate::conditions::{Said, said};
 use crate::desired::csi_secret;
 use crate::error::Error;
 use crate::scale::Scale;
 use crate::seen::Seen;
 
-/// Ends a cluster, unless volumes are on it.
+/// Ends a cluster, unless volumes are on it: then it says so, and is to be kept as it should be.
 pub(super) async fn cluster(
     context: &Context,
     cluster: &HitherCluster,
     wanted: &Wanted,
     seen: &Seen,
-) -> Result<After, Error> {
+) -> Result<Option<Said>, Error> {
     let name = cluster.name_any();
     let volumes = volumes(context, cluster).await?;
     let forced = cluster
@@ -32,8 +32,6 @@ pub(super) async fn cluster(
         .get(FORCE)
         .is_some_and(|said| *said == name);
     if !volumes.is_empty() && !forced {
-        let mut status = cluster.status.clone().unwrap_or_default();
-        let old = status.conditions.clone();
         let shown: Vec<&str> = volumes.iter().take(NAMED_MAX).map(String::as_str).collect();
         let more = volumes.len().saturating_sub(NAMED_MAX);
         let more = if more > 0 {
@@ -47,17 +45,7 @@ pub(super) async fn cluster(
             volumes.len(),
             shown.join(", ")
         );
-        let blocked = [said("DeletionBlocked", true, "VolumesExist", text)];
-        let new = timed(&old, &blocked, cluster.metadata.generation);
-        status
-            .conditions
-            .retain(|one| one.type_ != "DeletionBlocked");
-        status.conditions.extend(new);
-        let both = (&old[..], &status.conditions[..]);
-        context
-            .write_status(cluster, cluster.status.as_ref(), &status, both)
-            .await?;
-        return Ok(After::Again);
+        return Ok(Some(said("DeletionBlocked", true, "VolumesExist", text)));
     }
     for class in &wanted.classes {
         manage::remove_storage_class(context, class).await?;
@@ -71,7 +59,7 @@ pub(super) async fn cluster(
     remove::<Role>(context, &namespace, &secret).await?;
     remove::<Secret>(context, &namespace, &secret).await?;
     context.finalizer(cluster, CLUSTER_FINALIZER, false).await?;
-    Ok(After::Again)
+    Ok(None)
 }
 
 /// Pools and classes of a cluster that is not there: they say so, and may go.

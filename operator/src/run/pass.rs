@@ -65,8 +65,12 @@ pub(super) async fn pass(
     };
     let mut seen = look(context, key);
     ask_manager(cluster, memory, &mut seen).await;
+    let mut blocked = None;
     if cluster.metadata.deletion_timestamp.is_some() {
-        return deletion::cluster(context, cluster, &wanted, &seen).await;
+        blocked = deletion::cluster(context, cluster, &wanted, &seen).await?;
+        if blocked.is_none() {
+            return Ok(After::Again);
+        }
     }
     context.finalizer(cluster, CLUSTER_FINALIZER, true).await?;
     for pool in wanted
@@ -77,7 +81,10 @@ pub(super) async fn pass(
         context.finalizer(pool, POOL_FINALIZER, true).await?;
     }
     let refused = check::cluster(cluster).err();
-    let plan = Plan::of(cluster, &wanted, &seen);
+    let plan = Plan {
+        blocked,
+        ..Plan::of(cluster, &wanted, &seen)
+    };
     let mut failed = None;
     if refused.is_none() {
         failed = act(context, cluster, &wanted, &seen, &plan, memory)
@@ -170,6 +177,8 @@ pub(super) struct Plan {
     refused: BTreeMap<String, Refusal>,
     scale: Scale,
     rollout: Rollout,
+    /// Why the cluster cannot go, if it is to.
+    blocked: Option<Said>,
 }
 
 impl Plan {
@@ -203,6 +212,7 @@ impl Plan {
             refused,
             scale: scale::plan(seen, &replicas),
             rollout: rollout::plan(seen, &zones),
+            blocked: None,
         }
     }
 }
@@ -301,8 +311,9 @@ async fn tell(
 ) -> Result<(), Error> {
     let Told {
         mut status,
-        conditions,
+        mut conditions,
     } = status::cluster(cluster, &plan.accepted, seen, &plan.rollout, refused);
+    conditions.extend(plan.blocked.clone());
     let old = cluster.status.as_ref();
     let before = old.map_or(&[][..], |status| &status.conditions);
     status.conditions = timed(before, &conditions, cluster.metadata.generation);

@@ -4,13 +4,13 @@ use hither_operator::api::{ChunkStorageClass, ChunkserverPool, HitherCluster};
 use hither_operator::manager::Manager;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{PersistentVolume, Pod, Secret};
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod, Secret, Service};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::support::{Place, condition, holds, sample};
+use crate::support::{Place, condition, holds, image, sample};
 
 async fn ready(place: &Place) -> HitherCluster {
     place
@@ -261,6 +261,124 @@ async fn what_is_written_wrong_is_told_where() {
             .is_some_and(|one| one.reason == "ClusterNotFound")
     };
     place.until("main", "a cluster is missing", alone).await;
+    place.end().await;
+}
+
+#[tokio::test]
+async fn with_etcd_a_standby_takes_over() {
+    let mut place = Place::new("etcd").await;
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "etcd", "labels": {"app": "etcd"}},
+        "spec": {"containers": [{
+            "name": "etcd",
+            "image": image(),
+            "command": [
+                "/usr/local/bin/etcd",
+                "--data-dir=/tmp/etcd",
+                "--listen-client-urls=http://0.0.0.0:2379",
+                "--advertise-client-urls=http://etcd:2379",
+            ],
+        }]},
+    }))
+    .unwrap();
+    place
+        .api::<Pod>()
+        .create(&PostParams::default(), &pod)
+        .await
+        .unwrap();
+    let service: Service = serde_json::from_value(json!({
+        "metadata": {"name": "etcd"},
+        "spec": {"selector": {"app": "etcd"}, "ports": [{"port": 2379}]},
+    }))
+    .unwrap();
+    place
+        .api::<Service>()
+        .create(&PostParams::default(), &service)
+        .await
+        .unwrap();
+    place.operate();
+    let mut cluster: HitherCluster = sample("cluster.yaml");
+    let endpoint = format!("http://etcd.{}.svc:2379", place.name);
+    cluster.spec.metadata_store =
+        serde_json::from_value(json!({"etcd": {"endpoints": [endpoint]}})).unwrap();
+    let create = PostParams::default();
+    place
+        .api::<HitherCluster>()
+        .create(&create, &cluster)
+        .await
+        .unwrap();
+    place
+        .api::<ChunkserverPool>()
+        .create(&create, &sample("pools.yaml"))
+        .await
+        .unwrap();
+    let status = ready(&place).await.status.unwrap();
+    assert!(holds(&status.conditions, "ZoneLossTolerated"), "{status:?}");
+    let manager = manager(&place).await;
+    let rank = |map: &hither_proto::map::ClusterMap| map.ranks[0].clone();
+    let before = rank(&manager.status().await.unwrap().map.unwrap());
+    let serves = |pod: &Pod| {
+        let ip = pod.status.as_ref().and_then(|status| status.pod_ip.clone());
+        ip.is_some_and(|ip| before.address.starts_with(&format!("{ip}:")))
+    };
+    let all = place
+        .api::<Pod>()
+        .list(&ListParams::default())
+        .await
+        .unwrap();
+    let active = all.items.iter().find(|pod| serves(pod)).unwrap().name_any();
+    place
+        .api::<Pod>()
+        .delete(&active, &DeleteParams::default())
+        .await
+        .unwrap();
+    loop {
+        let map = manager.status().await.unwrap().map.unwrap();
+        if rank(&map).epoch > before.epoch && rank(&map).address != before.address {
+            break;
+        }
+        manager.changed().await;
+    }
+    ready(&place).await;
+    place.delete::<HitherCluster>("demo").await;
+    place.delete::<ChunkserverPool>("main").await;
+    place.end().await;
+}
+
+#[tokio::test]
+async fn a_storage_class_of_somebody_else_is_left_alone() {
+    let mut place = Place::new("name").await;
+    let name = format!("{}-demo-everywhere", place.name);
+    let foreign: StorageClass = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "provisioner": "example.org/other",
+    }))
+    .unwrap();
+    let classes: Api<StorageClass> = Api::all(place.client.clone());
+    classes
+        .create(&PostParams::default(), &foreign)
+        .await
+        .unwrap();
+    place.operate();
+    place.apply_samples().await;
+    let told = |class: &ChunkStorageClass| {
+        let conditions = class.status.as_ref().map(|status| &status.conditions);
+        conditions
+            .and_then(|all| condition(all, "Ready"))
+            .is_some_and(|one| one.reason == "NameConflict")
+    };
+    place.until("everywhere", "a name is taken", told).await;
+    place.delete::<ChunkStorageClass>("everywhere").await;
+    assert_eq!(
+        classes.get(&name).await.unwrap().provisioner,
+        "example.org/other"
+    );
+    classes
+        .delete(&name, &DeleteParams::default())
+        .await
+        .unwrap();
+    place.delete::<HitherCluster>("demo").await;
+    place.delete::<ChunkserverPool>("main").await;
     place.end().await;
 }
 

@@ -61,7 +61,7 @@ impl Place {
             namespaces: vec![self.name.clone()],
             own_namespace: self.name.clone(),
             identity: identity.into(),
-            image: std::env::var("HITHER_IMAGE").unwrap_or_else(|_| IMAGE.into()),
+            image: image(),
             provisioner: None,
             probes: "127.0.0.1:0".parse().unwrap(),
         };
@@ -161,6 +161,11 @@ impl Place {
             .await
             .unwrap();
     }
+}
+
+/// Image of the servers; it has etcd too.
+pub(crate) fn image() -> String {
+    std::env::var("HITHER_IMAGE").unwrap_or_else(|_| IMAGE.into())
 }
 
 /// A condition by type.
