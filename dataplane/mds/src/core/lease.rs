@@ -69,9 +69,9 @@ pub(crate) struct Leases {
     pub(crate) open: SmallVec<[SessionId; 1]>,
     /// Recalls under way: nothing new is given meanwhile.
     pub(crate) recalling: u32,
-    /// Exclusive leases that ended uncleanly and whose chunks are being sealed. More than one when a
-    /// former writer dies as well: nothing is given until all are done.
-    pub(crate) seals: u16,
+    /// An exclusive lease ended uncleanly and chunks are being sealed, or will be: nothing is given
+    /// until all is done.
+    pub(crate) sealing: bool,
     /// A trim is under way.
     pub(crate) trimming: bool,
 }
@@ -83,7 +83,7 @@ impl Leases {
             && self.data == Data::None
             && self.open.is_empty()
             && self.recalling == 0
-            && self.seals == 0
+            && !self.sealing
             && !self.trimming
     }
 
@@ -97,16 +97,6 @@ impl Leases {
     fn uses(&self, session: SessionId) -> bool {
         self.open.contains(&session)
             || matches!(&self.data, Data::Exclusive(held) if held.session == session)
-    }
-
-    /// Whether chunks of the file are being sealed.
-    pub(crate) fn is_sealing(&self) -> bool {
-        self.seals > 0
-    }
-
-    /// A seal is to be carried out; [`Core::end_seal`](crate::core::Core) takes it back.
-    pub(crate) fn begin_seal(&mut self) {
-        self.seals = self.seals.saturating_add(1);
     }
 
     /// Whether the session holds anything that keeps it informed of the inode.
@@ -177,7 +167,7 @@ impl LeaseTable {
         if let Some(leases) = self.by_inode.get_mut(&ino) {
             **leases = Leases {
                 recalling: leases.recalling,
-                seals: leases.seals,
+                sealing: leases.sealing,
                 ..Leases::default()
             };
         }
@@ -205,7 +195,7 @@ impl LeaseTable {
         }
         let leases = self.of_mut(ino);
         let foreign_writer = matches!(&leases.data, Data::Exclusive(e) if e.session != session);
-        let refused = leases.recalling > 0 || leases.is_sealing() || foreign_writer;
+        let refused = leases.recalling > 0 || leases.sealing || foreign_writer;
         let new = !leases.attributes.contains(&session);
         if refused || (new && self.held.is_behind(session)) {
             self.prune(ino);
@@ -289,7 +279,7 @@ impl LeaseTable {
                 && leases.data == Data::None
                 && leases.open.is_empty()
                 && leases.recalling == 0
-                && !leases.is_sealing()
+                && !leases.sealing
                 && !leases.trimming;
             if plain {
                 wanted.extend(leases.attributes.iter().map(|session| Wanted {

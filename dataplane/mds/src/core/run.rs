@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hither_proto::fragment::Fragment;
-use hither_proto::ids::{BatchNumber, Epoch, GroupId, InodeId, RankId, RequestNumber, SessionId};
+use hither_proto::ids::{
+    BatchNumber, ChunkId, Epoch, GroupId, InodeId, RankId, RequestNumber, SessionId,
+};
 use hither_proto::meta::{Reply, Request, WriteReport, request::Op};
 use hither_proto::status::{Errno, Status};
 use hither_proto::stored::{LockTable, SessionState};
@@ -215,6 +217,8 @@ pub struct Core {
     pub(crate) next_recall: u64,
     pub(crate) held_answers: BTreeMap<BatchNumber, Vec<(Token, Answer)>>,
     pub(crate) trim_answers: BTreeMap<InodeId, Vec<(Attempt, Reply, RequestNumber)>>,
+    /// What is to be sealed of a file once the seal that is under way is done.
+    pub(crate) next_seals: BTreeMap<InodeId, BTreeMap<ChunkId, SealChunk>>,
     pub(crate) effects: Vec<Effect>,
     pub(crate) requests: u64,
 }
@@ -279,6 +283,7 @@ impl Core {
             next_recall: 1,
             held_answers: BTreeMap::new(),
             trim_answers: BTreeMap::new(),
+            next_seals: BTreeMap::new(),
             effects: Vec::new(),
             requests: 0,
         };
