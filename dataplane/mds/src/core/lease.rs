@@ -1,6 +1,6 @@
 //! Who caches what, and recalls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use hither_proto::ids::{InodeId, LeaseId, SessionId};
@@ -165,6 +165,12 @@ impl LeaseTable {
     /// Forgets all leases on an inode that is gone; recalls and seals under way still end.
     pub(crate) fn clear(&mut self, ino: InodeId) {
         if let Some(leases) = self.by_inode.get_mut(&ino) {
+            let attributes = leases.attributes.iter().copied();
+            let entries = leases.entries.iter().map(|held| held.session);
+            let caching: BTreeSet<SessionId> = attributes.chain(entries).collect();
+            for session in caching {
+                self.held.note_given_back(session, ino);
+            }
             **leases = Leases {
                 recalling: leases.recalling,
                 sealing: leases.sealing,
@@ -260,8 +266,13 @@ impl LeaseTable {
     }
 
     /// Leases that only keep an inode in memory, to be asked back: up to `count`, each time the next
-    /// ones.
-    pub(crate) fn for_room(&mut self, count: usize) -> Vec<Wanted> {
+    /// ones. Left out is what a session holds of which `asked_max` are asked already.
+    pub(crate) fn for_room(
+        &mut self,
+        count: usize,
+        asked_max: usize,
+        asked: &mut BTreeMap<SessionId, usize>,
+    ) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         if count == 0 {
             return wanted;
@@ -281,7 +292,11 @@ impl LeaseTable {
                 && leases.recalling == 0
                 && !leases.sealing
                 && !leases.trimming;
-            if plain {
+            let is_slow = |session| asked.get(session).is_some_and(|asked| *asked >= asked_max);
+            if plain && !leases.attributes.iter().any(is_slow) {
+                for session in &leases.attributes {
+                    *asked.entry(*session).or_default() += 1;
+                }
                 wanted.extend(leases.attributes.iter().map(|session| Wanted {
                     session: *session,
                     recall: Recall {
@@ -295,21 +310,29 @@ impl LeaseTable {
         wanted
     }
 
-    /// What sessions hold beyond their bound, oldest first, to be asked back: up to `count`. Files
-    /// that are open or written are left to their sessions.
-    pub(crate) fn surplus(&mut self, count: usize) -> Vec<Wanted> {
+    /// Whether a session holds more than its bound.
+    pub(crate) fn has_surplus(&self) -> bool {
+        self.held.has_surplus()
+    }
+
+    /// What sessions hold beyond their bound, oldest first, to be asked back: up to `count`, and of
+    /// each session until `asked_max` are. Files that are open or written are left to their sessions.
+    pub(crate) fn surplus(
+        &mut self,
+        count: usize,
+        asked_max: usize,
+        asked: &BTreeMap<SessionId, usize>,
+    ) -> Vec<Wanted> {
         let mut held = std::mem::take(&mut self.held);
-        let wanted = held.ask_back(count, |session, ino| {
+        let of_session = |session| asked.get(&session).copied().unwrap_or_default();
+        let wanted = held.ask_back(count, asked_max, of_session, |session, ino| {
             let leases = self.of(ino);
-            leases.is_some_and(|leases| leases.caches(session))
+            leases.is_none_or(|leases| leases.recalling > 0 || leases.uses(session))
         });
+        self.held = held;
         let mut recalls = Vec::with_capacity(wanted.len());
         for (session, ino) in wanted {
             let Some(leases) = self.of(ino) else { continue };
-            if leases.recalling > 0 || leases.uses(session) {
-                held.note(session, ino);
-                continue;
-            }
             let shared = matches!(&leases.data, Data::Shared(of) if of.contains(&session));
             recalls.push(Wanted {
                 session,
@@ -322,7 +345,6 @@ impl LeaseTable {
                 },
             });
         }
-        self.held = held;
         recalls
     }
 
@@ -445,6 +467,7 @@ impl LeaseTable {
         let mut given = None;
         let ino = InodeId(recall.ino);
         let leases = self.of_mut(ino);
+        let cached = leases.caches(session);
         if recall.attributes {
             leases.attributes.retain(|holder| *holder != session);
         }
@@ -472,6 +495,9 @@ impl LeaseTable {
         }
         if open && !leases.open.contains(&session) {
             leases.open.push(session);
+        }
+        if cached && !leases.caches(session) {
+            self.held.note_given_back(session, ino);
         }
         self.prune(ino);
         given
