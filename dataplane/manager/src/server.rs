@@ -98,7 +98,7 @@ pub(crate) enum Message {
     /// What a probe found.
     Probed(ReportUnreachable, bool),
     /// What names a class that is to be removed.
-    ClassUsed(String, Result<Uses, Error>, Responder),
+    ClassUsed(ClassId, String, Result<Uses, Error>, Responder),
     /// Stop.
     Shutdown(oneshot::Sender<()>),
 }
@@ -306,8 +306,8 @@ impl<S: MetaStore> Task<S> {
             Message::Rank(beat) => self.rank_beat(beat).await,
             Message::Unreachable(report) => self.probe(report),
             Message::Probed(report, alive) => self.probed(report, alive).await,
-            Message::ClassUsed(name, uses, responder) => {
-                self.class_used(&name, uses, responder).await;
+            Message::ClassUsed(id, name, uses, responder) => {
+                self.class_used(id, &name, uses, responder).await;
             }
             Message::Shutdown(_) => {}
         }

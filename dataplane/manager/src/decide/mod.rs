@@ -5,7 +5,7 @@ mod groups;
 mod links;
 mod membership;
 
-pub use classes::{ClassOutcome, class_deleted, class_set};
+pub use classes::{ClassOutcome, class_deleted, class_set, class_unused};
 pub use groups::plan;
 pub use links::{Links, chain_exists, link_broken, out_of_reach};
 pub use membership::{
