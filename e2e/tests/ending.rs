@@ -75,6 +75,35 @@ fn write_unsynced(at: &Path, files: u64) {
     }
 }
 
+/// Whoever started the mount was killed meanwhile: nobody reads that it is ready. It ended there, and
+/// the mount point was dead.
+#[test]
+fn a_mount_whose_starter_is_gone_serves() {
+    let cluster = Cluster::up("a", 1, &[]);
+    for (name, stays) in [("background", true), ("foreground", false)] {
+        let at = cluster.dir().join(name);
+        fs::create_dir_all(&at).unwrap();
+        let mut command = Command::new(std::env::var("HITHER_BIN").unwrap());
+        command.arg("mount").arg(&cluster.address).arg(&at);
+        if stays {
+            command.env("HITHER_MOUNT_STAYS", "1");
+        } else {
+            command.arg("--foreground");
+        }
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let process = command.stdout(writer).spawn().unwrap();
+        let mut mount = Foreground { process, at };
+        eventually(Duration::from_secs(10), "the mount stands", || {
+            is_mounted(&mount.at)
+        });
+        write_unsynced(&mount.at, 3);
+        mount.signal(Signal::TERM);
+        assert!(mount.ends(Duration::from_secs(30)).success(), "{name}");
+        assert!(!is_mounted(&mount.at));
+    }
+}
+
 #[test]
 fn sigterm_stores_everything_and_unmounts() {
     let mut cluster = Cluster::up("a", 1, &[]);

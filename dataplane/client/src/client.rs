@@ -186,6 +186,7 @@ impl Client {
     /// Stands elsewhere or prefers other servers from the next operation on; what is under way
     /// goes on as it began.
     pub fn stand(&self, standpoint: Standpoint) {
+        self.inner.link.set_zone(&standpoint.zone);
         self.inner.servers.stand(standpoint);
     }
 

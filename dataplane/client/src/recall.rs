@@ -1,6 +1,7 @@
 //! Giving leases back: kernel caches first, then what is dirty, then the acknowledgement.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hither_net::Responder;
 use hither_proto::ids::InodeId;
@@ -14,6 +15,10 @@ use crate::file::{File, Lease};
 use crate::session::SessionOwner;
 
 impl SessionOwner for Inner {
+    fn zone(&self) -> String {
+        self.servers.standpoint().zone.clone()
+    }
+
     fn recall(&self, recall: Recall, responder: Responder) {
         // On the reading task: replies that were sent before this recall are void from here on.
         let ino = InodeId(recall.ino);
@@ -245,7 +250,7 @@ impl Inner {
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         let (running, mut done) = oneshot::channel();
         tokio::spawn(async move {
-            let pause = inner.config.timeout / PROGRESS_PART;
+            let pause = (inner.config.timeout / PROGRESS_PART).min(PROGRESS_MAX);
             // A report that was begun is always finished.
             while tokio::time::timeout(pause, &mut done).await.is_err() {
                 if let Err(error) = inner.report(&file, false).await {
@@ -272,3 +277,5 @@ const ROUNDS: u32 = 3;
 /// While a lease is being given back, progress is reported this often within the time an operation
 /// may take: by default every ten seconds, where the server waits for 180.
 const PROGRESS_PART: u32 = 3;
+/// However long an operation may take: a third of the time for which the server waits.
+const PROGRESS_MAX: Duration = Duration::from_secs(60);

@@ -78,7 +78,12 @@ impl Session {
             session,
             host: self.config.host.clone(),
             mount_point: self.config.mount_point.clone(),
-            zone: self.config.standpoint.zone.clone(),
+            // Where nobody stands any more nothing is opened for long.
+            zone: self
+                .owner
+                .upgrade()
+                .map(|owner| owner.zone())
+                .unwrap_or_default(),
             ack_below,
         };
         let sent = Instant::now();

@@ -27,6 +27,8 @@ pub(crate) trait SessionOwner: Send + Sync + 'static {
     /// Something is to be given back; the answer is the acknowledgement. Called on the reading
     /// task, in order with replies.
     fn recall(&self, recall: Recall, responder: Responder);
+    /// Zone it stands in now.
+    fn zone(&self) -> String;
     /// Leases to be re-stated to a successor, and inodes held open.
     fn held(&self) -> (Vec<HeldLease>, Vec<u64>);
     /// A change was carried out anew by a successor: a lease may have got a new id.

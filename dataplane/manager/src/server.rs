@@ -6,7 +6,6 @@ mod office;
 mod publish;
 mod uses;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,7 +98,7 @@ pub(crate) enum Message {
     /// What a probe found.
     Probed(ReportUnreachable, bool),
     /// What names a class that is to be removed.
-    ClassUsed(String, Result<Uses, Error>, Responder),
+    ClassUsed(ClassId, String, Result<Uses, Error>, Responder),
     /// Stop.
     Shutdown(oneshot::Sender<()>),
 }
@@ -150,7 +149,7 @@ impl Manager {
             hint: String::new(),
             store_is_away: false,
             subscribers: Subscribers::new(publish),
-            links: BTreeSet::new(),
+            links: decide::Links::default(),
             inbox: inbox.downgrade(),
             dumps: dump::Dumps::default(),
             class_scan: Arc::default(),
@@ -230,8 +229,7 @@ struct Task<S> {
     /// Said once while it lasts.
     store_is_away: bool,
     subscribers: Subscribers,
-    /// Broken links reported of late: group, from, to.
-    links: BTreeSet<(GroupId, u64, ChunkserverId, ChunkserverId)>,
+    links: decide::Links,
     identity: Identity,
     inbox: mpsc::WeakSender<Message>,
     dumps: dump::Dumps,
@@ -308,8 +306,8 @@ impl<S: MetaStore> Task<S> {
             Message::Rank(beat) => self.rank_beat(beat).await,
             Message::Unreachable(report) => self.probe(report),
             Message::Probed(report, alive) => self.probed(report, alive).await,
-            Message::ClassUsed(name, uses, responder) => {
-                self.class_used(&name, uses, responder).await;
+            Message::ClassUsed(id, name, uses, responder) => {
+                self.class_used(id, &name, uses, responder).await;
             }
             Message::Shutdown(_) => {}
         }
@@ -461,22 +459,7 @@ impl<S: MetaStore> Task<S> {
             return self.go_on_without(&report, now).await;
         }
         let group = GroupId(report.group);
-        self.links
-            .retain(|(g, epoch, ..)| *g != group || *epoch == report.epoch);
-        if self.links.len() >= LINKS_MAX {
-            self.links.pop_first();
-        }
-        self.links.insert((group, report.epoch, from, to));
-        for link in &report.links {
-            let (from, to) = (ChunkserverId(link.from), ChunkserverId(link.to));
-            self.links.insert((group, report.epoch, from, to));
-        }
-        let broken = self
-            .links
-            .iter()
-            .filter(|(g, epoch, ..)| *g == group && *epoch == report.epoch)
-            .map(|(_, _, from, to)| (*from, *to))
-            .collect();
+        let broken = self.links.note(&report);
         if let Some(next) = decide::link_broken(&self.state, group, report.epoch, &broken, to) {
             tracing::warn!(%group, %from, %to, "no chain avoids the broken links");
             self.liveness.hold_out(group, to, now);
@@ -488,13 +471,12 @@ impl<S: MetaStore> Task<S> {
     /// never end.
     async fn go_on_without(&mut self, report: &ReportUnreachable, now: Duration) {
         let to = ChunkserverId(report.to);
-        let Some((next, groups)) = decide::out_of_reach(&self.state, report) else {
+        let gone_on = decide::out_of_reach(&self.state, &mut self.liveness, report, now);
+        let Some((next, groups)) = gone_on else {
+            tracing::debug!(%to, group = report.group, "a metadata server cannot reach it: it stays");
             return;
         };
         tracing::warn!(%to, groups = groups.len(), "a metadata server cannot reach it: its groups go on without it");
-        for group in groups {
-            self.liveness.hold_out(group, to, now);
-        }
         self.adopt(next).await;
     }
 
@@ -525,5 +507,3 @@ const INBOX: usize = 4096;
 const TICK: Duration = Duration::from_millis(100);
 /// Time a probed server has to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Broken links remembered.
-const LINKS_MAX: usize = 10_000;

@@ -32,7 +32,7 @@ struct Shared {
     /// Where managers were said to be, most promising first.
     addresses: Mutex<Vec<String>>,
     map: watch::Sender<Arc<ClusterView>>,
-    zone: String,
+    zone: Mutex<String>,
 }
 
 impl ManagerLink {
@@ -49,7 +49,7 @@ impl ManagerLink {
             ),
             addresses: Mutex::new(addresses),
             map,
-            zone: zone.to_owned(),
+            zone: Mutex::new(zone.to_owned()),
         });
         tokio::spawn(follow(Arc::downgrade(&shared)));
         Self { shared }
@@ -65,6 +65,11 @@ impl ManagerLink {
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Arc<ClusterView>> {
         self.shared.map.subscribe()
+    }
+
+    /// Stands in another zone: the next subscription says so.
+    pub fn set_zone(&self, zone: &str) {
+        zone.clone_into(&mut self.shared.zone.lock());
     }
 
     /// Changes what later connections say of this process (an id learnt after start).
@@ -97,7 +102,7 @@ impl ManagerLink {
     pub async fn refresh(&self, timeout: Duration) -> Result<Arc<ClusterView>, NetError> {
         let fetch = MapFetch {
             since: self.map().version().0,
-            zone: self.shared.zone.clone(),
+            zone: self.shared.zone.lock().clone(),
         };
         let reply = self.call(Kind::MAP_FETCH, &fetch, timeout).await?;
         self.shared.take(&reply.decode()?);
@@ -251,7 +256,7 @@ async fn follow(shared: Weak<Shared>) {
         let Some(link) = shared.upgrade() else { return };
         let fetch = MapFetch {
             since: 0,
-            zone: link.zone.clone(),
+            zone: link.zone.lock().clone(),
         };
         let subscribed = link
             .call(Kind::MAP_SUBSCRIBE, &fetch, SUBSCRIBE_TIMEOUT)
@@ -294,7 +299,7 @@ async fn watch_over(shared: &Weak<Shared>, connection: &Arc<Connection>) {
         };
         let fetch = MapFetch {
             since: link.map.borrow().version().0,
-            zone: link.zone.clone(),
+            zone: link.zone.lock().clone(),
         };
         match connection.call(Kind::MAP_FETCH, &fetch, &[], TRY_MAX).await {
             Ok(_)

@@ -63,10 +63,14 @@ impl NetError {
         }
     }
 
-    /// Whether the peer may not have seen the request or its answer is lost.
+    /// Whether the peer could not be reached or gave no answer. What never left this process, or came
+    /// back unreadable, says nothing of that.
     #[must_use]
     pub fn is_silence(&self) -> bool {
-        !matches!(self, Self::Refused { .. })
+        matches!(
+            self,
+            Self::Connect { .. } | Self::Lost(_) | Self::Timeout { .. }
+        )
     }
 
     /// The errno a caller sees when this is final.

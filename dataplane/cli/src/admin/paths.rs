@@ -38,28 +38,37 @@ struct Server {
     why: String,
 }
 
-/// Counters as the mount keeps them.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// Counters as the mount keeps them. One of another version may lack some, and before camelCase they
+/// were named as they are here.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct Locality {
+    #[serde(alias = "by_locality")]
     by_locality: BTreeMap<String, Traffic>,
+    #[serde(alias = "by_server")]
     by_server: BTreeMap<String, Traffic>,
     failovers: u64,
     hedges: u64,
+    #[serde(alias = "hedge_wins")]
     hedge_wins: u64,
     spills: u64,
     suspicions: u64,
+    #[serde(alias = "memory_read_bytes")]
     memory_read_bytes: u64,
+    #[serde(alias = "write_back_waits")]
     write_back_waits: u64,
+    #[serde(alias = "write_back_wait_us")]
     write_back_wait_us: u64,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct Traffic {
     reads: u64,
+    #[serde(alias = "read_bytes")]
     read_bytes: u64,
     writes: u64,
+    #[serde(alias = "write_bytes")]
     write_bytes: u64,
 }
 
@@ -270,3 +279,21 @@ fn explain(path: &Path, error: Errno) -> anyhow::Error {
 
 /// Largest value the kernel passes.
 const VALUE_BYTES_MAX: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A mount that was made before an update could not be asked any more.
+    #[test]
+    fn counters_of_an_older_mount_are_read() {
+        let old = r#"{"by_locality": {"own": {"reads": 3, "read_bytes": 70}}, "hedge_wins": 2}"#;
+        let read: Locality = serde_json::from_str(old).unwrap();
+        assert_eq!(read.by_locality["own"].read_bytes, 70);
+        assert_eq!((read.hedge_wins, read.write_back_waits), (2, 0));
+        let new = r#"{"byLocality": {"own": {"readBytes": 70}}, "writeBackWaits": 5}"#;
+        let read: Locality = serde_json::from_str(new).unwrap();
+        assert_eq!(read.by_locality["own"].read_bytes, 70);
+        assert_eq!(read.write_back_waits, 5);
+    }
+}

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use hither_chunkserver::{ChunkServer, ChunkServerConfig};
 
-use super::{Signals, addresses, ending, read_config, told_address};
+use super::{Signals, addresses, announce, ending, read_config, told_address};
 use crate::args;
 use crate::cluster::manager_addresses;
 
@@ -34,7 +34,11 @@ pub(crate) async fn run(args: args::Chunkserver) -> anyhow::Result<()> {
     let server = ChunkServer::start(config).await?;
     // Who reads that it is ready may end it: as asked, and not where it stands.
     let mut signals = Signals::listen()?;
-    println!("chunkserver {} ready at {}", server.id(), server.address());
+    announce(&format!(
+        "chunkserver {} ready at {}",
+        server.id(),
+        server.address()
+    ));
     let why = tokio::select! {
         () = signals.next() => None,
         why = server.stopped() => Some(why),

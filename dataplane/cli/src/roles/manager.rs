@@ -13,7 +13,7 @@ use hither_net::Identity;
 use hither_proto::ids::{MapVersion, RankId};
 use serde::Deserialize;
 
-use super::{Signals, ending, host_of, read_config, told_address};
+use super::{Signals, announce, ending, host_of, read_config, told_address};
 use crate::args;
 
 /// Configuration of a manager.
@@ -28,7 +28,7 @@ struct Config {
     listen: String,
     /// Address to tell others; empty: the one listened at.
     advertise: String,
-    /// Address of the metadata ranks in this process. Default: port 7651 and up.
+    /// Address of the metadata ranks in this process; empty: the host of `listen` with port 7651.
     mds_listen: String,
     /// Address of these ranks to tell others; empty: the host of `advertise` with the port listened
     /// at, and without that the one listened at.
@@ -56,7 +56,7 @@ impl Default for Config {
             etcd: None,
             listen: "127.0.0.1:7650".into(),
             advertise: String::new(),
-            mds_listen: "127.0.0.1:7651".into(),
+            mds_listen: String::new(),
             mds_advertise: String::new(),
             ranks: 1,
             default_class: "2".into(),
@@ -81,6 +81,9 @@ pub(crate) async fn run(args: args::Manager) -> anyhow::Result<()> {
     config.ranks = args.ranks.unwrap_or(config.ranks);
     config.default_class = args.default_class.unwrap_or(config.default_class);
     config.advertise = told_address(&config.listen, &config.advertise)?;
+    if config.mds_listen.is_empty() {
+        config.mds_listen = rank_address(&config.listen);
+    }
     if config.mds_advertise.is_empty() && !config.advertise.is_empty() {
         host_of(&config.advertise).clone_into(&mut config.mds_advertise);
     }
@@ -104,6 +107,15 @@ pub(crate) async fn run(args: args::Manager) -> anyhow::Result<()> {
         (None, Some(urls)) => with_etcd(&config, urls).await,
     }
 }
+
+/// Where the ranks beside a manager listen unless something else is said: where it does itself.
+fn rank_address(listen: &str) -> String {
+    let host = listen.rsplit_once(':').map_or(listen, |(host, _)| host);
+    format!("{host}:{RANK_PORT}")
+}
+
+/// Port of the first rank in a manager's process.
+const RANK_PORT: u16 = 7651;
 
 #[cfg(feature = "etcd")]
 async fn with_etcd(config: &Config, urls: &str) -> anyhow::Result<()> {
@@ -147,7 +159,7 @@ async fn with_store<S: hither_metastore::MetaStore>(
     }
     // Who reads that it is ready may end it: as asked, and not where it stands.
     let mut signals = Signals::listen()?;
-    println!("manager ready at {}", manager.address());
+    announce(&format!("manager ready at {}", manager.address()));
     let stopped = async {
         match &rank {
             Some(rank) => rank.fenced().await,
@@ -213,4 +225,16 @@ async fn start_rank<S: hither_metastore::MetaStore>(
         .announce_rank(RankId(0), address, rank.epoch().0)
         .await;
     Ok(rank)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_listen_where_their_manager_does() {
+        assert_eq!(rank_address("0.0.0.0:7650"), "0.0.0.0:7651");
+        assert_eq!(rank_address("[::]:17650"), "[::]:7651");
+        assert_eq!(rank_address(&Config::default().listen), "127.0.0.1:7651");
+    }
 }

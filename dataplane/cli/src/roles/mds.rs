@@ -40,7 +40,7 @@ mod with_etcd {
 
     use crate::args;
     use crate::cluster::manager_addresses;
-    use crate::roles::{addresses, ending, read_config, terminated, told_address};
+    use crate::roles::{addresses, announce, ending, read_config, terminated, told_address};
 
     /// Configuration of a metadata server.
     #[derive(Debug, Clone, Deserialize)]
@@ -141,7 +141,7 @@ mod with_etcd {
                 "" => rank.address().to_string(),
                 told => told.to_owned(),
             };
-            println!("metadata rank {} ready at {address}", config.rank);
+            announce(&format!("metadata rank {} ready at {address}", config.rank));
             let beat = RankBeat {
                 rank: u32::from(config.rank),
                 address,

@@ -6,6 +6,7 @@ pub(crate) mod mds;
 pub(crate) mod mount;
 pub(crate) mod mounter;
 
+use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
@@ -93,8 +94,27 @@ pub(crate) fn told_address(listen: &str, advertise: &str) -> anyhow::Result<Stri
     }
     if !told.is_empty() {
         check_address(&told).context("the address to tell others (--advertise)")?;
+        if is_loopback(host_of(listen)) && !is_loopback(host) {
+            bail!(
+                "{told} would be told to others, and at {listen} only this machine can connect: listen \
+                 at 0.0.0.0:{port} or an address others reach (--listen)"
+            );
+        }
     }
     Ok(told)
+}
+
+fn is_loopback(host: &str) -> bool {
+    let address = host.parse::<std::net::IpAddr>();
+    address.map_or(host == "localhost", |address| address.is_loopback())
+}
+
+/// Says a line on the standard output; whoever read it may be gone, which ends nothing.
+pub(crate) fn announce(line: &str) {
+    let mut out = std::io::stdout();
+    if let Err(error) = writeln!(out, "{line}").and_then(|()| out.flush()) {
+        tracing::debug!(%error, line, "nobody reads the standard output");
+    }
 }
 
 /// Host of an address, without brackets.
@@ -150,6 +170,19 @@ mod tests {
         assert!(told_address("[::]:1", "").is_err());
         assert!(told_address("10.0.0.1:1", "0.0.0.0:1").is_err());
         assert!(told_address("0.0.0.0:1", "0.0.0.0").is_err());
+    }
+
+    /// A rank that listened at the default address was told with the pod's.
+    #[test]
+    fn nobody_is_told_what_only_this_machine_reaches() {
+        for told in ["10.1.2.3", "10.1.2.3:7651", "mds-0.example:7651", "fd00::1"] {
+            assert!(told_address("127.0.0.1:7651", told).is_err(), "{told}");
+            assert!(told_address("[::1]:7651", told).is_err(), "{told}");
+            assert!(told_address("10.1.2.3:7651", told).is_ok(), "{told}");
+        }
+        assert!(told_address("127.0.0.1:7651", "localhost").is_ok());
+        assert!(told_address("127.0.0.1:7651", "127.0.0.2:99").is_ok());
+        assert!(told_address("127.0.0.1:7651", "").is_ok());
     }
 
     #[test]

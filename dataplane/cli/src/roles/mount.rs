@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use hither_mount::options::Options;
 use hither_mount::{MountError, Mounted};
 
-use super::{Signals, ending};
+use super::{Signals, announce, ending};
 use crate::args;
 use crate::cluster;
 use crate::output::Output;
@@ -112,24 +112,29 @@ async fn serve(
         };
         cluster::reach(&source.managers, at_most, refused_for).await?;
     }
+    // From here on no signal ends the process where it stands: the mount point would be dead.
+    let mut signals = Signals::listen()?;
     let mounted = tokio::select! {
         mounted = mount_at(&mount, source, &directory, options) => mounted?,
         never = tell_waiting(source, stays) => match never {},
+        // What waits has not mounted yet.
+        () = signals.next() => bail!("asked to end before it was mounted"),
     };
     for advice in mounted.advice() {
-        tell(stays, &format!("warning: {advice}"))?;
+        tell(stays, &format!("warning: {advice}"));
     }
-    // From here on no signal ends the process where it stands.
-    let ended = asked_to_end(mount.stay_mounted)?;
+    let ended = asked_to_end(signals, mount.stay_mounted);
     match log {
         Some(log) => {
-            tell(true, READY)?;
-            leave_terminal(&log)?;
+            tell(true, READY);
+            if let Err(error) = leave_terminal(&log) {
+                tracing::warn!(%error, "the log cannot be written to");
+            }
             for warning in options.warnings.iter().chain(mounted.advice()) {
                 tracing::warn!("{warning}");
             }
         }
-        None => println!("mounted at {}", directory.display()),
+        None => announce(&format!("mounted at {}", directory.display())),
     }
     let asked = tokio::select! {
         () = mounted.gone() => false,
@@ -165,35 +170,30 @@ async fn mount_at(
 async fn tell_waiting(source: &Source, stays: bool) -> std::convert::Infallible {
     tokio::time::sleep(NOTICE_AFTER).await;
     let managers = source.managers.join(", ");
-    // Whoever started this does not listen: the mount is made all the same.
-    let _ = tell(stays, &format!("waiting for the cluster at {managers}"));
+    tell(stays, &format!("waiting for the cluster at {managers}"));
     std::future::pending().await
 }
 
-/// A line for whoever mounts: the process that stays says it to the one that started it.
-fn tell(stays: bool, line: &str) -> std::io::Result<()> {
-    if !stays {
-        eprintln!("hither: {line}");
-        return Ok(());
+/// A line for whoever mounts: the process that stays says it to the one that started it. Where nobody
+/// listens the mount is made, and goes on, all the same.
+fn tell(stays: bool, line: &str) {
+    if stays {
+        announce(line);
+    } else if let Err(error) = writeln!(std::io::stderr(), "hither: {line}") {
+        tracing::debug!(%error, line, "nobody reads the standard error");
     }
-    let mut out = std::io::stdout();
-    writeln!(out, "{line}")?;
-    out.flush()
 }
 
 /// Waits for a signal that ends the mount. One that stays takes signals and goes on: without a
 /// process the mount point would be dead for everybody who uses it.
-fn asked_to_end(stays_mounted: bool) -> anyhow::Result<impl Future<Output = ()>> {
-    let mut signals = Signals::listen()?;
-    Ok(async move {
-        loop {
-            signals.next().await;
-            if !stays_mounted {
-                return;
-            }
-            tracing::info!("stays mounted until it is unmounted");
+async fn asked_to_end(mut signals: Signals, stays_mounted: bool) {
+    loop {
+        signals.next().await;
+        if !stays_mounted {
+            return;
         }
-    })
+        tracing::info!("stays mounted until it is unmounted");
+    }
 }
 
 /// Where a mount in the background writes to.

@@ -103,6 +103,20 @@ pub fn class_deleted(state: &State, name: &str) -> Result<State, String> {
     Ok(next)
 }
 
+/// A class is removed that nothing named when the store was searched.
+///
+/// # Errors
+/// As [`class_deleted`], and when the name is another class's by now: that one was not searched for.
+pub fn class_unused(state: &State, id: ClassId, name: &str) -> Result<State, String> {
+    let class = state.classes.get(&id);
+    if class.is_none_or(|class| class.name != name) {
+        return Err(format!(
+            "storage class {name:?} was changed while the store was searched: try again"
+        ));
+    }
+    class_deleted(state, name)
+}
+
 fn parse(wanted: &StorageClass) -> Result<Class, String> {
     let definition = |name: &str, text: &str| -> Result<StorageDefinition, String> {
         text.parse().map_err(|e| format!("{name} definition:\n{e}"))
@@ -353,6 +367,23 @@ mod tests {
         assert!(refused.contains("there are: two"), "{refused}");
         unknown.dry_run = false;
         assert!(class_set(&state, &unknown).is_err());
+    }
+
+    /// The class was removed and made again while the store was searched for the first one.
+    #[test]
+    fn only_the_class_that_was_searched_for_is_removed() {
+        let state = three_zones(300 * GB);
+        let (first, last) = (ClassId(1), *state.classes.keys().next_back().unwrap());
+        let mut more = state.clone();
+        let two = more.classes[&last].clone();
+        more.classes.insert(ClassId(last.0 + 1), two);
+        more.classes.get_mut(&last).unwrap().name = "another".into();
+        let name = state.classes[&last].name.clone();
+        assert!(class_unused(&more, last, &name).is_err());
+        let gone = class_unused(&more, ClassId(last.0 + 1), &name).unwrap();
+        assert!(gone.classes.values().all(|class| class.name != name));
+        let default = state.classes[&first].name.clone();
+        assert!(class_unused(&state, first, &default).is_err());
     }
 
     const GB: u64 = 1_000_000_000;

@@ -21,6 +21,8 @@ pub struct Liveness {
     held_down: BTreeMap<ChunkserverId, Duration>,
     /// Members that could not be reached within their group, until this time.
     held_out: BTreeMap<(GroupId, ChunkserverId), Duration>,
+    /// Zone whose servers a metadata server does not reach; no other is believed until this time.
+    lost_zone: Option<(String, Duration)>,
 }
 
 /// Outcome of a heartbeat.
@@ -59,6 +61,17 @@ impl Liveness {
     /// A member cannot be reached within its group: it is not let in again for a while.
     pub fn hold_out(&mut self, group: GroupId, id: ChunkserverId, now: Duration) {
         self.held_out.insert((group, id), now + HOLD);
+    }
+
+    /// Whether servers of the zone may be taken as out of a metadata server's reach.
+    pub(super) fn may_lose(&self, zone: &str, now: Duration) -> bool {
+        let lost = self.lost_zone.as_ref();
+        lost.is_none_or(|(lost, until)| lost == zone || *until <= now)
+    }
+
+    /// A server of the zone was taken as out of a metadata server's reach.
+    pub(super) fn lose(&mut self, zone: String, now: Duration) {
+        self.lost_zone = Some((zone, now + HOLD));
     }
 
     fn is_held_down(&self, id: ChunkserverId, now: Duration) -> bool {

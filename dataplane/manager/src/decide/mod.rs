@@ -5,9 +5,9 @@ mod groups;
 mod links;
 mod membership;
 
-pub use classes::{ClassOutcome, class_deleted, class_set};
+pub use classes::{ClassOutcome, class_deleted, class_set, class_unused};
 pub use groups::plan;
-pub use links::{chain_exists, link_broken, out_of_reach};
+pub use links::{Links, chain_exists, link_broken, out_of_reach};
 pub use membership::{
     Beat, Liveness, beat, draining_changed, gone_servers, labels_changed, lost_servers,
     maintenance_changed, server_forgotten, server_gone, server_lost,

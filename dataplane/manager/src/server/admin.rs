@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hither_metastore::{Error, MetaStore};
 use hither_net::{Incoming, NetError, Responder};
 use hither_proto::common::Empty;
-use hither_proto::ids::ChunkserverId;
+use hither_proto::ids::{ChunkserverId, ClassId};
 use hither_proto::kind::Kind;
 use hither_proto::manager::{
     ClassName, ClassSet, ClusterStatus, DistanceSet, GroupHealth, ServerDrain, ServerForget,
@@ -104,13 +104,14 @@ impl<S: MetaStore> Task<S> {
             drop(alone);
             // A manager that has stopped drops the responder, which asks the caller to try again.
             let _ = inbox
-                .send(Message::ClassUsed(class.name, found, responder))
+                .send(Message::ClassUsed(id, class.name, found, responder))
                 .await;
         });
     }
 
     pub(super) async fn class_used(
         &mut self,
+        id: ClassId,
         name: &str,
         uses: Result<Uses, Error>,
         responder: Responder,
@@ -127,8 +128,10 @@ impl<S: MetaStore> Task<S> {
         if let Some(text) = refusal {
             return responder.fail(Errno::EBUSY.into(), text);
         }
-        tracing::info!(class = name, "storage class is removed");
-        let next = decide::class_deleted(&self.state, name);
+        let next = decide::class_unused(&self.state, id, name);
+        if next.is_ok() {
+            tracing::info!(class = name, "storage class is removed");
+        }
         self.answer_change(next, responder).await;
     }
 

@@ -1,6 +1,6 @@
 //! Who caches what, and recalls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use hither_proto::ids::{InodeId, LeaseId, SessionId};
@@ -69,9 +69,9 @@ pub(crate) struct Leases {
     pub(crate) open: SmallVec<[SessionId; 1]>,
     /// Recalls under way: nothing new is given meanwhile.
     pub(crate) recalling: u32,
-    /// Exclusive leases that ended uncleanly and whose chunks are being sealed. More than one when a
-    /// former writer dies as well: nothing is given until all are done.
-    pub(crate) seals: u16,
+    /// An exclusive lease ended uncleanly and chunks are being sealed, or will be: nothing is given
+    /// until all is done.
+    pub(crate) sealing: bool,
     /// A trim is under way.
     pub(crate) trimming: bool,
 }
@@ -83,7 +83,7 @@ impl Leases {
             && self.data == Data::None
             && self.open.is_empty()
             && self.recalling == 0
-            && self.seals == 0
+            && !self.sealing
             && !self.trimming
     }
 
@@ -97,16 +97,6 @@ impl Leases {
     fn uses(&self, session: SessionId) -> bool {
         self.open.contains(&session)
             || matches!(&self.data, Data::Exclusive(held) if held.session == session)
-    }
-
-    /// Whether chunks of the file are being sealed.
-    pub(crate) fn is_sealing(&self) -> bool {
-        self.seals > 0
-    }
-
-    /// A seal is to be carried out; [`Core::end_seal`](crate::core::Core) takes it back.
-    pub(crate) fn begin_seal(&mut self) {
-        self.seals = self.seals.saturating_add(1);
     }
 
     /// Whether the session holds anything that keeps it informed of the inode.
@@ -175,9 +165,15 @@ impl LeaseTable {
     /// Forgets all leases on an inode that is gone; recalls and seals under way still end.
     pub(crate) fn clear(&mut self, ino: InodeId) {
         if let Some(leases) = self.by_inode.get_mut(&ino) {
+            let attributes = leases.attributes.iter().copied();
+            let entries = leases.entries.iter().map(|held| held.session);
+            let caching: BTreeSet<SessionId> = attributes.chain(entries).collect();
+            for session in caching {
+                self.held.note_given_back(session, ino);
+            }
             **leases = Leases {
                 recalling: leases.recalling,
-                seals: leases.seals,
+                sealing: leases.sealing,
                 ..Leases::default()
             };
         }
@@ -205,7 +201,7 @@ impl LeaseTable {
         }
         let leases = self.of_mut(ino);
         let foreign_writer = matches!(&leases.data, Data::Exclusive(e) if e.session != session);
-        let refused = leases.recalling > 0 || leases.is_sealing() || foreign_writer;
+        let refused = leases.recalling > 0 || leases.sealing || foreign_writer;
         let new = !leases.attributes.contains(&session);
         if refused || (new && self.held.is_behind(session)) {
             self.prune(ino);
@@ -270,8 +266,13 @@ impl LeaseTable {
     }
 
     /// Leases that only keep an inode in memory, to be asked back: up to `count`, each time the next
-    /// ones.
-    pub(crate) fn for_room(&mut self, count: usize) -> Vec<Wanted> {
+    /// ones. Left out is what a session holds of which `asked_max` are asked already.
+    pub(crate) fn for_room(
+        &mut self,
+        count: usize,
+        asked_max: usize,
+        asked: &mut BTreeMap<SessionId, usize>,
+    ) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         if count == 0 {
             return wanted;
@@ -289,9 +290,13 @@ impl LeaseTable {
                 && leases.data == Data::None
                 && leases.open.is_empty()
                 && leases.recalling == 0
-                && !leases.is_sealing()
+                && !leases.sealing
                 && !leases.trimming;
-            if plain {
+            let is_slow = |session| asked.get(session).is_some_and(|asked| *asked >= asked_max);
+            if plain && !leases.attributes.iter().any(is_slow) {
+                for session in &leases.attributes {
+                    *asked.entry(*session).or_default() += 1;
+                }
                 wanted.extend(leases.attributes.iter().map(|session| Wanted {
                     session: *session,
                     recall: Recall {
@@ -305,21 +310,29 @@ impl LeaseTable {
         wanted
     }
 
-    /// What sessions hold beyond their bound, oldest first, to be asked back: up to `count`. Files
-    /// that are open or written are left to their sessions.
-    pub(crate) fn surplus(&mut self, count: usize) -> Vec<Wanted> {
+    /// Whether a session holds more than its bound.
+    pub(crate) fn has_surplus(&self) -> bool {
+        self.held.has_surplus()
+    }
+
+    /// What sessions hold beyond their bound, oldest first, to be asked back: up to `count`, and of
+    /// each session until `asked_max` are. Files that are open or written are left to their sessions.
+    pub(crate) fn surplus(
+        &mut self,
+        count: usize,
+        asked_max: usize,
+        asked: &BTreeMap<SessionId, usize>,
+    ) -> Vec<Wanted> {
         let mut held = std::mem::take(&mut self.held);
-        let wanted = held.ask_back(count, |session, ino| {
+        let of_session = |session| asked.get(&session).copied().unwrap_or_default();
+        let wanted = held.ask_back(count, asked_max, of_session, |session, ino| {
             let leases = self.of(ino);
-            leases.is_some_and(|leases| leases.caches(session))
+            leases.is_none_or(|leases| leases.recalling > 0 || leases.uses(session))
         });
+        self.held = held;
         let mut recalls = Vec::with_capacity(wanted.len());
         for (session, ino) in wanted {
             let Some(leases) = self.of(ino) else { continue };
-            if leases.recalling > 0 || leases.uses(session) {
-                held.note(session, ino);
-                continue;
-            }
             let shared = matches!(&leases.data, Data::Shared(of) if of.contains(&session));
             recalls.push(Wanted {
                 session,
@@ -332,7 +345,6 @@ impl LeaseTable {
                 },
             });
         }
-        self.held = held;
         recalls
     }
 
@@ -455,6 +467,7 @@ impl LeaseTable {
         let mut given = None;
         let ino = InodeId(recall.ino);
         let leases = self.of_mut(ino);
+        let cached = leases.caches(session);
         if recall.attributes {
             leases.attributes.retain(|holder| *holder != session);
         }
@@ -482,6 +495,9 @@ impl LeaseTable {
         }
         if open && !leases.open.contains(&session) {
             leases.open.push(session);
+        }
+        if cached && !leases.caches(session) {
+            self.held.note_given_back(session, ino);
         }
         self.prune(ino);
         given

@@ -16,6 +16,7 @@
 //! | `requests` | requests in and out, resent ones |
 //! | `run` | tasks: attempts, waits, time |
 //! | `session` | sessions, reply cache, eviction |
+//! | `tasks` | tasks that begin, wait and are given up |
 //! | `locks` | flock and byte-range locks |
 //! | `ops/*` | the operations |
 
@@ -35,6 +36,7 @@ mod recovery;
 mod requests;
 mod run;
 mod session;
+mod tasks;
 #[cfg(test)]
 mod tests;
 

@@ -1,5 +1,6 @@
 //! Recalls: asking a session to give something back, and what its answer means.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hither_proto::ids::{InodeId, SessionId};
@@ -60,12 +61,25 @@ impl Core {
     /// Asks back leases that keep `over` inodes too many in memory, and those that sessions hold
     /// beyond their bound.
     pub(crate) fn recall_for_room(&mut self, over: usize) {
-        let more = ROOM_RECALLS_MAX.saturating_sub(self.recalls.len());
-        for wanted in self.leases.for_room(over.min(more)) {
+        if over == 0 && !self.leases.has_surplus() {
+            return;
+        }
+        let mut asked: BTreeMap<SessionId, usize> = BTreeMap::new();
+        for pending in self.recalls.values() {
+            *asked.entry(pending.wanted.session).or_default() += 1;
+        }
+        let most = SESSION_RECALLS_MAX;
+        // Sessions that are asked for all they may be do not keep others from being asked.
+        let more = |asked: &BTreeMap<SessionId, usize>| {
+            let asked = asked.values().filter(|asked| **asked < most);
+            ROOM_RECALLS_MAX.saturating_sub(asked.sum())
+        };
+        let count = over.min(more(&asked));
+        for wanted in self.leases.for_room(count, most, &mut asked) {
             self.recall(wanted);
         }
-        let more = ROOM_RECALLS_MAX.saturating_sub(self.recalls.len());
-        for wanted in self.leases.surplus(more) {
+        let count = more(&asked);
+        for wanted in self.leases.surplus(count, most, &asked) {
             self.recall(wanted);
         }
     }
@@ -213,8 +227,11 @@ impl Core {
     }
 }
 
-/// Recalls under way up to which leases are asked back for room.
+/// Recalls under way up to which leases are asked back for room, beside those of sessions that have
+/// reached their own bound.
 const ROOM_RECALLS_MAX: usize = 1024;
+/// Recalls under way with one session up to which more are asked back from it for room.
+const SESSION_RECALLS_MAX: usize = 128;
 /// First and longest pause before a recall that was not answered is sent again.
 const RESEND_PAUSE_MIN: Duration = Duration::from_millis(100);
 const RESEND_PAUSE_MAX: Duration = Duration::from_secs(2);

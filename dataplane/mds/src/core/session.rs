@@ -285,11 +285,7 @@ impl Core {
             .collect();
         self.ending.insert(id, steps);
         for (ino, chunks) in to_seal {
-            self.leases.of_mut(ino).begin_seal();
-            self.spawn(Work::Seal {
-                ino,
-                chunks: chunks.into_values().collect(),
-            });
+            self.begin_seal(ino, chunks.into_values().collect());
         }
         for ino in session.orphans {
             self.spawn(Work::RemoveOrphan { ino, session: id });

@@ -3,11 +3,15 @@
 //! The core runs on a thread of its own, which also sends the answers; what has to wait (commits,
 //! recalls, seals) runs as tasks on the runtime and comes back as events.
 
+#[cfg(test)]
+mod bench;
 mod chunks;
 mod claim;
+mod fence;
 mod groups;
 mod handler;
 mod hold;
+mod reach;
 mod reaper;
 mod serving;
 mod store;
@@ -32,6 +36,7 @@ use claim::Authority;
 use handler::{Incoming, Sessions};
 pub use hold::Holder;
 use hold::LeaseClock;
+use reach::Silences;
 
 /// How a rank is run.
 #[derive(Debug, Clone)]
@@ -126,6 +131,7 @@ pub(crate) struct Shared<S> {
     pub(crate) rank: RankId,
     pub(crate) epoch: Epoch,
     pub(crate) unreachable: Box<dyn Fn(ReportUnreachable) + Send + Sync>,
+    pub(crate) silences: Silences,
     pub(crate) batches: AtomicU64,
 }
 
@@ -163,6 +169,7 @@ impl RankServer {
             rank: config.rank,
             epoch,
             unreachable,
+            silences: Silences::default(),
             batches: AtomicU64::new(0),
         });
         restored.groups = groups::choice(&shared.map.borrow());

@@ -12,7 +12,7 @@ use hither_proto::kind::Kind;
 use hither_proto::map::MemberState;
 
 use super::Shared;
-use super::chunks::{About, Outcome};
+use super::reach::{About, CALL_TIMEOUT, Outcome};
 use crate::keys;
 
 /// Works the list off whenever something was put on it. Ends with the rank.
@@ -75,22 +75,15 @@ async fn free<S: MetaStore>(
         chunks: chunks.iter().map(|(chunk, _)| chunk.0).collect(),
     };
     for member in members {
-        match shared
-            .ask(
-                About {
-                    map: &map,
-                    group,
-                    epoch,
-                    needs_all: false,
-                },
-                member,
-                Kind::CHUNK_DELETE,
-                &delete,
-            )
-            .await
-        {
+        let about = About {
+            map: &map,
+            group,
+            epoch,
+        };
+        let deleted = shared.ask(about, member, Kind::CHUNK_DELETE, &delete, CALL_TIMEOUT);
+        match deleted.await {
             Ok(_) | Err(Outcome::NoSuchChunk) => {}
-            Err(Outcome::Superseded | Outcome::Again) => return false,
+            Err(_) => return false,
         }
     }
     let mut batch = Batch::new();

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::handler::{Ask, Front, Incoming, Sessions};
 use super::hold::LeaseClock;
 use super::serving::ServingClock;
-use super::{Shared, chunks, store};
+use super::{Shared, chunks, fence, store};
 use crate::core::{Answer, Core, Effect, Event, LoadKey, Token};
 
 /// A rank's core with everything it needs to carry out effects.
@@ -281,7 +281,7 @@ impl<S: MetaStore> Runner<S> {
                 self.begin(chunks::seal(Arc::clone(&self.shared), ino, list));
             }
             Effect::Fence(session) => {
-                self.begin(chunks::fence(Arc::clone(&self.shared), session));
+                self.begin(fence::fence(Arc::clone(&self.shared), session));
             }
             Effect::FreeChunks => self.shared.reaper_wake.notify_one(),
             Effect::WakeAt(at) => {

@@ -6,7 +6,7 @@ use hither_proto::status::Errno;
 
 use super::{Outcome, TYPE_MASK, is_dir, is_regular};
 use crate::core::batch::Object;
-use crate::core::lease::{Data, Leases};
+use crate::core::lease::Data;
 use crate::core::run::{Attempt, Blocker, Core, Stop};
 
 impl Core {
@@ -98,7 +98,7 @@ impl Core {
 
     /// Sets the size; true when copies have to be cut before the file may grow again.
     fn resize(&mut self, attempt: &mut Attempt, ino: InodeId, size: u64) -> Result<bool, Stop> {
-        if self.leases.of(ino).is_some_and(Leases::is_sealing) {
+        if self.leases.of(ino).is_some_and(|leases| leases.sealing) {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
         self.need_trimmed(ino)?;

@@ -12,7 +12,7 @@ use crate::core::batch::Object;
 use crate::core::cache::LoadKey;
 use crate::core::event::SealChunk;
 use crate::core::lease::{Data, Exclusive};
-use crate::core::run::{Attempt, Blocker, Core, Stop, Work};
+use crate::core::run::{Attempt, Blocker, Core, Stop};
 
 /// References kept in the inode itself: those of the first pieces of the file.
 pub(crate) const INLINE_CHUNKS: u32 = 8;
@@ -103,7 +103,7 @@ impl Core {
         let Some(leases) = self.leases.of(ino) else {
             return self.need_trimmed(ino);
         };
-        if leases.is_sealing() || leases.recalling > 0 {
+        if leases.sealing || leases.recalling > 0 {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
         // A foreign writer gives its lease back first: a trim would number it anew behind its back.
@@ -242,8 +242,7 @@ impl Core {
             }
         }
         leases.data = Data::None;
-        leases.begin_seal();
-        self.spawn(Work::Seal { ino, chunks });
+        self.begin_seal(ino, chunks);
     }
 
     /// Makes sure that everything a report changes is in memory, and that it may change it.

@@ -15,6 +15,19 @@ use crate::core::run::{Attempt, Blocker, Core, Stop, Work};
 use crate::core::session::EndStep;
 
 impl Core {
+    /// Seals what was written of the file, chunks that are known to be open among it. One seal of a
+    /// file at a time: what one links, the next must find linked.
+    pub(crate) fn begin_seal(&mut self, ino: InodeId, chunks: Vec<SealChunk>) {
+        if !std::mem::replace(&mut self.leases.of_mut(ino).sealing, true) {
+            return self.spawn(Work::Seal { ino, chunks });
+        }
+        let next = self.next_seals.entry(ino).or_default();
+        for chunk in chunks {
+            let known = next.entry(chunk.chunk).or_insert(chunk);
+            known.index = known.index.or(chunk.index);
+        }
+    }
+
     /// Starts to seal what a gone writer had open: the chunks known to be open and those the file
     /// refers to.
     pub(crate) fn seal(
@@ -107,11 +120,11 @@ impl Core {
     }
 
     fn end_seal(&mut self, ino: InodeId) {
-        let leases = self.leases.of_mut(ino);
-        leases.seals = leases.seals.saturating_sub(1);
-        if leases.is_sealing() {
-            return;
+        if let Some(next) = self.next_seals.remove(&ino) {
+            let chunks = next.into_values().collect();
+            return self.spawn(Work::Seal { ino, chunks });
         }
+        self.leases.of_mut(ino).sealing = false;
         if let Some(slot) = self.cache.inodes.get_mut(&ino)
             && slot.inode.rare().pending_seal
         {
@@ -127,14 +140,12 @@ impl Core {
     /// Makes sure that no cut or seal of the file is under way or was left by a predecessor: it is
     /// finished before anybody reads or extends the file.
     pub(crate) fn need_trimmed(&mut self, ino: InodeId) -> Result<(), Stop> {
-        let under_way = |leases: &Leases| leases.trimming || leases.is_sealing();
+        let under_way = |leases: &Leases| leases.trimming || leases.sealing;
         if self.leases.of(ino).is_some_and(under_way) {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
         if self.cache.inodes[&ino].inode.rare().pending_seal {
-            self.leases.of_mut(ino).begin_seal();
-            let chunks = Vec::new();
-            self.spawn(Work::Seal { ino, chunks });
+            self.begin_seal(ino, Vec::new());
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
         let Some(at) = self.cache.inodes[&ino].inode.rare().pending_trim else {
