@@ -51,6 +51,13 @@ image: setup
 	e2e/kube/image.py hither $(IMAGES)/hither.tar --bin "$(CARGO_TARGET_DIR)/release" --require $(IMAGE_PROGRAMS)
 	e2e/kube/image.py busybox $(IMAGES)/busybox.tar
 
+# The chart as one file, for `kubectl apply --server-side -f`.
+.PHONY: dist
+dist:
+	@mkdir -p dist
+	@e2e/kube/dist.sh >dist/install.yaml
+	@echo "dist/install.yaml: $$(grep -c '^kind:' dist/install.yaml) objects"
+
 # A real Kubernetes on this machine, in three zones; e2e/kube/README.md says how it is made.
 .PHONY: kube-up kube-down kube-smoke
 kube-up:

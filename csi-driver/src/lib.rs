@@ -12,6 +12,7 @@
 //! | `guard`, `kill` | one request a volume within its budget; places tests kill at |
 #![forbid(unsafe_code)]
 
+pub mod authority;
 pub mod clusters;
 pub mod controller;
 pub mod decide;

@@ -24,7 +24,7 @@ use hither_csi::rpc::csi::controller_server::ControllerServer;
 use hither_csi::rpc::csi::identity_server::IdentityServer;
 use hither_csi::rpc::csi::node_server::NodeServer;
 use hither_csi::rpc::registration::registration_server::RegistrationServer;
-use hither_csi::server::{listen, liveness, socket_of};
+use hither_csi::server::{listen, listen_by, liveness, socket_of};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tonic::transport::Server;
@@ -192,7 +192,8 @@ async fn run_node(arguments: NodePlugin) -> anyhow::Result<()> {
         let registry = arguments.kubelet_dir.join("plugins_registry");
         let at = registry.join(format!("{DRIVER}-reg.sock"));
         let registration = RegistrationService::new(socket.display().to_string());
-        let incoming = listen(&at).context("listen in the kubelet's registry")?;
+        let beside = own.join("registration.new");
+        let incoming = listen_by(&at, &beside).context("listen in the kubelet's registry")?;
         tokio::spawn(
             Server::builder()
                 .add_service(RegistrationServer::new(registration))

@@ -9,6 +9,8 @@ use futures::Stream;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
+use crate::authority::Legal;
+
 /// The path in an endpoint, which is a path or `unix://` and a path.
 #[must_use]
 pub fn socket_of(endpoint: &str) -> PathBuf {
@@ -26,21 +28,34 @@ pub fn socket_of(endpoint: &str) -> PathBuf {
 /// What the system says.
 pub fn listen(
     path: &Path,
-) -> io::Result<impl Stream<Item = io::Result<UnixStream>> + Send + 'static> {
-    if let Some(parent) = path.parent() {
+) -> io::Result<impl Stream<Item = io::Result<Legal<UnixStream>>> + Send + use<>> {
+    listen_by(path, &path.with_extension("new"))
+}
+
+/// The same, bound at `beside` and moved to `path`: at no time nobody listens there. Both are on
+/// one file system; who watches the directory of `path` for sockets must not see `beside`.
+///
+/// # Errors
+/// What the system says.
+pub fn listen_by(
+    path: &Path,
+    beside: &Path,
+) -> io::Result<impl Stream<Item = io::Result<Legal<UnixStream>>> + Send + use<>> {
+    for parent in [path.parent(), beside.parent()].into_iter().flatten() {
         std::fs::create_dir_all(parent)?;
     }
-    // Bound beside and moved there: at no time nobody listens at the path.
-    let beside = path.with_extension("new");
-    match std::fs::remove_file(&beside) {
+    match std::fs::remove_file(beside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let listener = UnixListener::bind(&beside)?;
-    std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o600))?;
-    std::fs::rename(&beside, path)?;
+    let listener = UnixListener::bind(beside)?;
+    std::fs::set_permissions(beside, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(beside, path)?;
     Ok(futures::stream::unfold(listener, |listener| async move {
-        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        let accepted = listener
+            .accept()
+            .await
+            .map(|(stream, _)| Legal::new(stream));
         Some((accepted, listener))
     }))
 }
