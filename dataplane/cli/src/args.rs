@@ -286,7 +286,7 @@ pub(crate) enum Cs {
     },
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, PartialEq, clap::Args)]
 pub(crate) struct ClassFields {
     /// Where copies stay, for example zone=a,zone=b,zone=c
     #[arg(long)]
@@ -306,7 +306,7 @@ pub(crate) struct ClassFields {
     /// Smallest number of copies that may acknowledge a write
     #[arg(long)]
     pub(crate) min_write_copies: Option<u32>,
-    /// Make it even if no present servers satisfy it
+    /// Make it although its mode is strict and no present servers satisfy it
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -327,14 +327,15 @@ pub(crate) enum Sclass {
         /// Name
         name: String,
     },
-    /// Change a class's definition, or give a file or directory a class
+    /// Change a class's definition, or give a file or directory a class; data that is written
+    /// already stays with the copies it has
     Set {
         /// Name of the class
         name: String,
         /// A file or directory on a mount to give the class to
         path: Option<PathBuf>,
         /// And everything below it
-        #[arg(short, long)]
+        #[arg(short, long, requires = "path")]
         recursive: bool,
         #[command(flatten)]
         fields: ClassFields,
@@ -346,7 +347,7 @@ pub(crate) enum Sclass {
         /// Preferred labels as a mount would have them
         preferred: String,
     },
-    /// What a change of a class would move
+    /// What would be copied if data followed a change of a class
     DryRun {
         /// Name
         name: String,
