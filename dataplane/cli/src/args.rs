@@ -258,6 +258,7 @@ pub(crate) enum Cs {
     /// Change labels: +A, -B, key=value, -key
     Label {
         /// Chunkserver id
+        #[arg(value_parser = server_id)]
         id: u64,
         /// Changes
         #[arg(required = true, allow_hyphen_values = true)]
@@ -266,6 +267,7 @@ pub(crate) enum Cs {
     /// Maintenance on or off
     Maintenance {
         /// Chunkserver id
+        #[arg(value_parser = server_id)]
         id: u64,
         /// on or off
         #[arg(value_parser = ["on", "off"])]
@@ -274,6 +276,7 @@ pub(crate) enum Cs {
     /// Empty a chunkserver: its copies are made elsewhere and it takes no new ones, until it is off
     Drain {
         /// Chunkserver id
+        #[arg(value_parser = server_id)]
         id: u64,
         /// on or off
         #[arg(value_parser = ["on", "off"])]
@@ -282,6 +285,7 @@ pub(crate) enum Cs {
     /// Forget a chunkserver that is down and will not come back: its copies are made elsewhere
     Forget {
         /// Chunkserver id
+        #[arg(value_parser = server_id)]
         id: u64,
     },
 }
@@ -371,6 +375,11 @@ pub(crate) struct Quota {
     /// Limit in inodes (0: none)
     #[arg(long)]
     pub(crate) inodes: Option<u64>,
+}
+
+fn server_id(text: &str) -> Result<u64, String> {
+    let id = text.parse();
+    id.map_err(|_| "name a chunkserver by its number: `hither cs ls` shows them all".to_owned())
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -463,5 +472,13 @@ mod tests {
             (Some("host:1:/data"), "ro,preflabels=A")
         );
         assert!(mount.patient, "at boot the cluster may be starting");
+    }
+
+    #[test]
+    fn a_chunkserver_is_named_by_its_number() {
+        let wrong = ["hither", "cs", "label", "cs-a1", "+S"];
+        let error = Args::try_parse_from(wrong).unwrap_err().to_string();
+        assert!(error.contains("`hither cs ls`"), "{error}");
+        assert!(Args::try_parse_from(["hither", "cs", "label", "1", "-S"]).is_ok());
     }
 }
