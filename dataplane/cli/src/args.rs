@@ -416,17 +416,19 @@ pub(crate) enum Session {
 }
 
 /// Called as `mount.fuse.hither SOURCE DIRECTORY -o OPTIONS` (by mount(8), from fstab), this is
-/// `hither mount`.
+/// `hither mount`. What it made itself it leaves as it is.
 pub(crate) fn as_mount_helper(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let helper = args.first().is_some_and(|name| {
         let name = name.to_string_lossy();
         name.rsplit('/').next() == Some("mount.fuse.hither")
     });
-    if helper {
+    // A mount's process starts itself with what it was given: then all is there.
+    let done = [OsString::from("mount"), "--patient".into()];
+    if helper && args.get(1..3) != Some(&done[..]) {
         // Flags of mount(8) that mean nothing here.
         args.retain(|arg| !["-n", "-s", "-v"].iter().any(|flag| arg == flag));
-        args.splice(1..1, ["mount".into(), "--patient".into()]);
+        args.splice(1..1, done);
     }
     args
 }
@@ -464,6 +466,8 @@ mod tests {
             "ro,preflabels=A",
         ];
         let args = as_mount_helper(words.iter().map(OsString::from));
+        // A copy of that name, no link, starts itself under it.
+        assert_eq!(as_mount_helper(args.clone().into_iter()), args);
         let Command::Mount(mount) = Args::try_parse_from(args).unwrap().command else {
             panic!("not a mount");
         };
