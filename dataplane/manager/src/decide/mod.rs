@@ -2,12 +2,14 @@
 
 mod classes;
 mod groups;
+mod hearing;
 mod labels;
 mod links;
 mod membership;
 
 pub use classes::{ClassOutcome, class_deleted, class_set, class_unused};
 pub use groups::plan;
+pub use hearing::Hearing;
 pub use labels::labels_changed;
 pub use links::{Links, chain_exists, link_broken, out_of_reach};
 pub use membership::{
