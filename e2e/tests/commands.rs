@@ -100,7 +100,16 @@ fn a_class_in_use_is_not_removed() {
     let refused = cluster.complaint(&["sclass", "delete", "one"]);
     assert!(refused.contains("1 directory and 1 file"), "{refused}");
     assert!(refused.contains("/cold, /cold/f"), "{refused}");
-    hither(&["sclass", "set", "-r", "default", &dir.display().to_string()]);
+    let given = hither(&["sclass", "set", "-r", "default", &dir.display().to_string()]);
+    assert!(
+        given.contains("1 file has data of another class"),
+        "{given}"
+    );
+    let places = hither(&["where", &dir.join("f").display().to_string()]);
+    assert!(
+        places.contains("had storage class default as it is now"),
+        "{places}"
+    );
     for path in [&dir, &dir.join("f")] {
         fs::File::open(path).unwrap().sync_all().unwrap();
     }

@@ -258,6 +258,7 @@ pub(crate) enum Cs {
     /// Change labels: +A, -B, key=value, -key
     Label {
         /// Chunkserver id
+        #[arg(value_parser = server_id)]
         id: u64,
         /// Changes
         #[arg(required = true, allow_hyphen_values = true)]
@@ -266,6 +267,7 @@ pub(crate) enum Cs {
     /// Maintenance on or off
     Maintenance {
         /// Chunkserver id
+        #[arg(value_parser = server_id)]
         id: u64,
         /// on or off
         #[arg(value_parser = ["on", "off"])]
@@ -274,6 +276,7 @@ pub(crate) enum Cs {
     /// Empty a chunkserver: its copies are made elsewhere and it takes no new ones, until it is off
     Drain {
         /// Chunkserver id
+        #[arg(value_parser = server_id)]
         id: u64,
         /// on or off
         #[arg(value_parser = ["on", "off"])]
@@ -282,11 +285,12 @@ pub(crate) enum Cs {
     /// Forget a chunkserver that is down and will not come back: its copies are made elsewhere
     Forget {
         /// Chunkserver id
+        #[arg(value_parser = server_id)]
         id: u64,
     },
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, PartialEq, clap::Args)]
 pub(crate) struct ClassFields {
     /// Where copies stay, for example zone=a,zone=b,zone=c
     #[arg(long)]
@@ -306,7 +310,7 @@ pub(crate) struct ClassFields {
     /// Smallest number of copies that may acknowledge a write
     #[arg(long)]
     pub(crate) min_write_copies: Option<u32>,
-    /// Make it even if no present servers satisfy it
+    /// Make it although its mode is strict and no present servers satisfy it
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -327,14 +331,15 @@ pub(crate) enum Sclass {
         /// Name
         name: String,
     },
-    /// Change a class's definition, or give a file or directory a class
+    /// Change a class's definition, or give a file or directory a class; data that is written
+    /// already stays with the copies it has
     Set {
         /// Name of the class
         name: String,
         /// A file or directory on a mount to give the class to
         path: Option<PathBuf>,
         /// And everything below it
-        #[arg(short, long)]
+        #[arg(short, long, requires = "path")]
         recursive: bool,
         #[command(flatten)]
         fields: ClassFields,
@@ -346,7 +351,7 @@ pub(crate) enum Sclass {
         /// Preferred labels as a mount would have them
         preferred: String,
     },
-    /// What a change of a class would move
+    /// What would be copied if data followed a change of a class
     DryRun {
         /// Name
         name: String,
@@ -370,6 +375,11 @@ pub(crate) struct Quota {
     /// Limit in inodes (0: none)
     #[arg(long)]
     pub(crate) inodes: Option<u64>,
+}
+
+fn server_id(text: &str) -> Result<u64, String> {
+    let id = text.parse();
+    id.map_err(|_| "name a chunkserver by its number: `hither cs ls` shows them all".to_owned())
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -406,17 +416,19 @@ pub(crate) enum Session {
 }
 
 /// Called as `mount.fuse.hither SOURCE DIRECTORY -o OPTIONS` (by mount(8), from fstab), this is
-/// `hither mount`.
+/// `hither mount`. What it made itself it leaves as it is.
 pub(crate) fn as_mount_helper(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let helper = args.first().is_some_and(|name| {
         let name = name.to_string_lossy();
         name.rsplit('/').next() == Some("mount.fuse.hither")
     });
-    if helper {
+    // A mount's process starts itself with what it was given: then all is there.
+    let done = [OsString::from("mount"), "--patient".into()];
+    if helper && args.get(1..3) != Some(&done[..]) {
         // Flags of mount(8) that mean nothing here.
         args.retain(|arg| !["-n", "-s", "-v"].iter().any(|flag| arg == flag));
-        args.splice(1..1, ["mount".into(), "--patient".into()]);
+        args.splice(1..1, done);
     }
     args
 }
@@ -454,6 +466,8 @@ mod tests {
             "ro,preflabels=A",
         ];
         let args = as_mount_helper(words.iter().map(OsString::from));
+        // A copy of that name, no link, starts itself under it.
+        assert_eq!(as_mount_helper(args.clone().into_iter()), args);
         let Command::Mount(mount) = Args::try_parse_from(args).unwrap().command else {
             panic!("not a mount");
         };
@@ -462,5 +476,13 @@ mod tests {
             (Some("host:1:/data"), "ro,preflabels=A")
         );
         assert!(mount.patient, "at boot the cluster may be starting");
+    }
+
+    #[test]
+    fn a_chunkserver_is_named_by_its_number() {
+        let wrong = ["hither", "cs", "label", "cs-a1", "+S"];
+        let error = Args::try_parse_from(wrong).unwrap_err().to_string();
+        assert!(error.contains("`hither cs ls`"), "{error}");
+        assert!(Args::try_parse_from(["hither", "cs", "label", "1", "-S"]).is_ok());
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use hither_labels::{LabelSet, LocationView, effective_labels};
-use hither_proto::ids::{CHUNK_SIZE, GroupId, InodeId};
-use hither_proto::map::MemberState;
+use hither_clustermap::ClusterView;
+use hither_labels::{LabelSet, LocationView, PreferredLabels, Rank, effective_labels};
+use hither_proto::ids::{CHUNK_SIZE, ClassId, GroupId, InodeId};
+use hither_proto::map::{MemberState, ServerState};
 use hither_proto::stored::ChunkRef;
 use serde::Serialize;
 
@@ -49,6 +50,8 @@ pub struct ChunkPlace {
     pub group: u32,
     /// The group's epoch.
     pub epoch: u64,
+    /// Its group is one of those of the file's class as it is now; true for a hole.
+    pub as_class_asks: bool,
     /// Servers in the order this mount would read from them; those it would not read from last.
     pub servers: Vec<ServerPlace>,
 }
@@ -65,6 +68,7 @@ impl Client {
         limit: u32,
     ) -> Result<Vec<ChunkPlace>, FsError> {
         let inner = &self.inner;
+        let class = ClassId(self.attributes(ino).await?.inode.class);
         let file = inner.file(ino);
         let _held = inner.hold(&file, false, inner.deadline()).await?;
         let (tenure, size) = {
@@ -77,6 +81,7 @@ impl Client {
             return Ok(Vec::new());
         }
         inner.need_refs(&file, tenure, first, end - 1).await?;
+        let map = self.map();
         let refs: BTreeMap<u32, ChunkRef> = {
             let data = file.data.lock();
             let known = data.refs.range(first..end);
@@ -88,7 +93,8 @@ impl Client {
                     index,
                     chunk: chunk.chunk,
                     group: chunk.group,
-                    epoch: self.map().epoch(GroupId(chunk.group)).unwrap_or_default().0,
+                    epoch: map.epoch(GroupId(chunk.group)).unwrap_or_default().0,
+                    as_class_asks: as_class_asks(&map, GroupId(chunk.group), class),
                     servers: self.server_places(GroupId(chunk.group)),
                 },
                 None => ChunkPlace {
@@ -96,6 +102,7 @@ impl Client {
                     chunk: 0,
                     group: 0,
                     epoch: 0,
+                    as_class_asks: true,
                     servers: Vec::new(),
                 },
             })
@@ -130,16 +137,8 @@ impl Client {
                 let preferred = &standpoint.preferred;
                 let rank = preferred.rank(labels);
                 let suspect = inner.servers.is_suspect(id);
-                let why = match (state, suspect) {
-                    (MemberState::Filling, _) => "still fetching data: not read from".to_owned(),
-                    (MemberState::Lagging, _) => "missed writes: not read from".to_owned(),
-                    (_, true) => "failed lately: asked last until it answers a probe".to_owned(),
-                    _ => match preferred.expressions().get(rank.index()) {
-                        Some(expression) => format!("matches {expression}"),
-                        None if preferred.is_empty() => "nothing is preferred".to_owned(),
-                        None => "matches no preferred expression".to_owned(),
-                    },
-                };
+                let down = known.is_none_or(|s| s.chunkserver.state == ServerState::Down.into());
+                let why = why(state, suspect, down, preferred, rank);
                 ServerPlace {
                     server: id.0,
                     address: map.address(id).unwrap_or_default().to_owned(),
@@ -159,5 +158,85 @@ impl Client {
                 }
             })
             .collect()
+    }
+}
+
+/// Whether a group is one of those a class asks for, to write to or to keep in. What nobody knows
+/// of is not told.
+fn as_class_asks(map: &ClusterView, group: GroupId, class: ClassId) -> bool {
+    let (Some(group), Some(class)) = (map.group(group), map.class(class)) else {
+        return true;
+    };
+    [class.keep_definition, class.create_definition].contains(&group.definition)
+}
+
+/// Why a server stands where it stands in the order of a mount.
+fn why(
+    state: MemberState,
+    suspect: bool,
+    down: bool,
+    preferred: &PreferredLabels,
+    rank: Rank,
+) -> String {
+    match (state, suspect) {
+        (MemberState::InSync, _) if down => {
+            "is down, and no other holds everything: waited for".to_owned()
+        }
+        (_, _) if down => "is down: not read from".to_owned(),
+        (MemberState::Filling, _) => "still fetching data: not read from".to_owned(),
+        (MemberState::Lagging, _) => "missed writes: not read from".to_owned(),
+        (_, true) => "failed lately: asked last until it answers a probe".to_owned(),
+        _ => match preferred.expressions().get(rank.index()) {
+            Some(expression) => format!("matches {expression}"),
+            None if preferred.is_empty() => "nothing is preferred".to_owned(),
+            None => "matches no preferred expression".to_owned(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hither_proto::map::{ClusterMap, Group, StorageClass};
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_down_is_told_from_one_that_missed_writes() {
+        let preferred = PreferredLabels::parse("A").unwrap().value;
+        let said = |state, suspect, down| {
+            let rank = preferred.rank(&LabelSet::default());
+            why(state, suspect, down, &preferred, rank)
+        };
+        assert_eq!(
+            said(MemberState::Lagging, false, true),
+            "is down: not read from"
+        );
+        assert!(said(MemberState::Lagging, false, false).contains("missed writes"));
+        assert!(said(MemberState::InSync, false, true).contains("waited for"));
+        assert!(said(MemberState::InSync, true, false).contains("failed lately"));
+    }
+
+    #[test]
+    fn a_group_is_asked_for_by_either_definition_of_a_class() {
+        let group = |id, definition| Group {
+            id,
+            definition,
+            ..Group::default()
+        };
+        let map = ClusterView::from_snapshot(&ClusterMap {
+            version: 1,
+            groups: vec![group(1, 10), group(2, 20), group(3, 30)],
+            classes: vec![StorageClass {
+                id: 5,
+                create_definition: 10,
+                keep_definition: 20,
+                ..StorageClass::default()
+            }],
+            ..ClusterMap::default()
+        });
+        let asked = |group, class| as_class_asks(&map, GroupId(group), ClassId(class));
+        assert!(asked(1, 5) && asked(2, 5));
+        assert!(!asked(3, 5));
+        assert!(asked(9, 5) && asked(3, 6), "nobody knows");
     }
 }

@@ -43,7 +43,7 @@ pub enum ClassError {
     /// An erasure-coded form where chunks are written.
     #[error(
         "`{state}` asks for erasure coding, but chunks are written as copies: give `{state}` copies \
-         such as `2*`, and put the erasure coding form into `archive` or `trash`"
+         such as `2*` (erasure coding is for `archive` and `trash`, which nothing acts on yet)"
     )]
     EcNotAllowed {
         /// The state, create or keep.

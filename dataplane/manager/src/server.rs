@@ -22,7 +22,7 @@ use hither_proto::status::Status;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::decide::{self, Liveness};
+use crate::decide::{self, Hearing, Liveness};
 use crate::leader::{self, Leadership};
 use crate::service::Front;
 use crate::state::State;
@@ -89,8 +89,8 @@ pub struct Manager {
 
 /// What the manager's task receives.
 pub(crate) enum Message {
-    /// A request from the network.
-    Request(Incoming, Responder),
+    /// A request from the network, and when it arrived.
+    Request(Incoming, Responder, Instant),
     /// A rank in this process says where it is.
     Rank(RankBeat),
     /// Somebody in this process could not reach a chunkserver.
@@ -143,6 +143,7 @@ impl Manager {
             state: State::default(),
             stored: None,
             liveness: Liveness::default(),
+            hearing: Hearing::default(),
             leadership: None,
             renewed: Instant::now(),
             leader_seen: None,
@@ -221,6 +222,7 @@ struct Task<S> {
     /// The state's record as it is in the store.
     stored: Option<Bytes>,
     liveness: Liveness,
+    hearing: Hearing,
     leadership: Option<Leadership>,
     renewed: Instant,
     /// Revision of another leader's record and when it was first seen.
@@ -258,7 +260,10 @@ impl<S: MetaStore> Task<S> {
                     Some(message) => self.take(message).await,
                     None => return,
                 },
-                _ = ticks.tick() => self.tick().await,
+                _ = ticks.tick() => {
+                    let heard = self.hearing.until(!messages.is_empty(), self.now());
+                    self.tick(heard).await;
+                }
             }
         }
     }
@@ -272,7 +277,8 @@ impl<S: MetaStore> Task<S> {
         self.leadership.is_some() && self.renewed.elapsed() < leader::LEADER_LOST_AFTER
     }
 
-    async fn tick(&mut self) {
+    /// Looks at the time; everything that arrived before `heard` has been taken in.
+    async fn tick(&mut self, heard: Duration) {
         let now = self.now();
         self.liveness.excuse(now.saturating_sub(self.ticked), now);
         self.ticked = now;
@@ -287,7 +293,7 @@ impl<S: MetaStore> Task<S> {
         }
         let now = self.now();
         self.liveness.tidy(now);
-        for id in decide::lost_servers(&self.state, &self.liveness, now) {
+        for id in decide::lost_servers(&self.state, &self.liveness, heard) {
             tracing::warn!(%id, "chunkserver is silent: taken as lost");
             let next = decide::server_lost(&self.state, id);
             self.adopt(next).await;
@@ -302,7 +308,11 @@ impl<S: MetaStore> Task<S> {
 
     async fn take(&mut self, message: Message) {
         match message {
-            Message::Request(incoming, responder) => self.request(incoming, responder).await,
+            Message::Request(incoming, responder, arrived) => {
+                self.hearing
+                    .took(arrived.saturating_duration_since(self.started));
+                self.request(incoming, responder).await;
+            }
             Message::Rank(beat) => self.rank_beat(beat).await,
             Message::Unreachable(report) => self.probe(report),
             Message::Probed(report, alive) => self.probed(report, alive).await,

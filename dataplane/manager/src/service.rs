@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hither_net::{Connection, Handler, Incoming, Responder};
 use hither_proto::status::Status;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::server::Message;
 
@@ -21,9 +22,10 @@ impl Front {
 
 impl Handler for Front {
     fn request(&self, _: &Arc<Connection>, incoming: Incoming, responder: Responder) {
-        match self.inbox.try_send(Message::Request(incoming, responder)) {
+        let message = Message::Request(incoming, responder, Instant::now());
+        match self.inbox.try_send(message) {
             Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(Message::Request(_, responder))) => {
+            Err(mpsc::error::TrySendError::Full(Message::Request(_, responder, _))) => {
                 responder.fail(Status::BUSY, "the manager has too much to do");
             }
             // A manager that stops drops the responder, which asks the caller to try again.

@@ -102,6 +102,16 @@ pub async fn load<S: MetaStore>(
     Ok(summary)
 }
 
+/// Reads a dump from end to end: what it holds, before there is a store to load it into.
+///
+/// # Errors
+/// [`Error::DumpDamaged`] when it is none, or damaged anywhere; what reading says.
+pub async fn check_dump(
+    reader: &mut (impl AsyncRead + Unpin + Send),
+) -> Result<DumpSummary, Error> {
+    Input::read(reader, |_| ()).await
+}
+
 type Pair = (Bytes, Bytes);
 
 struct Output<'a, W> {

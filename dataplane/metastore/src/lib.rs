@@ -23,7 +23,7 @@ mod types;
 mod watch;
 
 pub use crate::batch::{BATCH_BYTES_MAX, Batch, Precondition};
-pub use crate::dump::{DumpSummary, LOADING_KEY, dump, load};
+pub use crate::dump::{DumpSummary, LOADING_KEY, check_dump, dump, load};
 pub use crate::embedded::{EmbeddedOptions, EmbeddedSnapshot, EmbeddedStore};
 pub use crate::error::Error;
 #[cfg(all(feature = "etcd", feature = "test-util"))]

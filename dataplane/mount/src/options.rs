@@ -200,7 +200,14 @@ impl Options {
             "default_permissions" => self.default_permissions = true,
             "failureMemory" => self.failure_memory = switch(name, value)?,
             "hedge" => self.hedge = switch(name, value)?,
-            "timeout" => self.timeout = duration(name, value)?,
+            "timeout" => {
+                self.timeout = duration(name, value)?;
+                if self.timeout.is_zero() {
+                    return Err(OptionsError(format!(
+                        "{name}={value}: write the time an operation may take, such as 30s"
+                    )));
+                }
+            }
             "writeCache" => self.write_cache_bytes = size(name, value)?,
             "unsyncedCache" => self.unsynced_bytes = size(name, value)?,
             "readAhead" => self.read_ahead_bytes = size(name, value)?,
@@ -307,6 +314,8 @@ mod tests {
         let error = Options::parse("cahce=4").unwrap_err().to_string();
         assert!(error.contains("cahce"), "{error}");
         assert!(Options::parse("timeout=soon").is_err());
+        let error = Options::parse("timeout=0").unwrap_err().to_string();
+        assert!(error.contains("such as 30s"), "{error}");
         assert!(Options::parse("hedge=maybe").is_err());
         assert!(Options::parse("writeCache=1Q").is_err());
         let bytes = Options::parse("writeCache=32Mi").unwrap().write_cache_bytes;

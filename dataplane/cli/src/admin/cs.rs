@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
+use hither_managerlink::ManagerLink;
 use hither_net::{NetError, NoHandler, connect};
 use hither_proto::chunk::StatusReply;
 use hither_proto::common::Empty;
@@ -51,12 +52,17 @@ pub(crate) async fn run(cs: Cs, cluster: Option<String>, output: Output) -> anyh
             if let Some(option) = changes.iter().find(|change| change.starts_with("--")) {
                 bail!("{option} would be a label change here: options go before `cs`");
             }
+            let before = labels_of(&link, id).await?;
+            for warning in absent(&before, &changes) {
+                eprintln!("hither: warning: chunkserver {id}: {warning}");
+            }
             let message = ServerLabel {
                 server: id,
                 changes,
             };
             cluster::ask(&link, Kind::SERVER_LABEL, &message).await?;
-            output.done(&format!("chunkserver {id}: labels changed"));
+            let now = labels_of(&link, id).await?.join(",");
+            output.done(&format!("chunkserver {id}: its labels are {now}"));
             Ok(())
         }
         Cs::Maintenance { id, state } => {
@@ -83,6 +89,36 @@ pub(crate) async fn run(cs: Cs, cluster: Option<String>, output: Output) -> anyh
             Ok(())
         }
     }
+}
+
+async fn labels_of(link: &ManagerLink, id: u64) -> anyhow::Result<Vec<String>> {
+    let reply = cluster::ask(link, Kind::CLUSTER_STATUS, &Empty {}).await?;
+    let all = list(&reply.decode()?);
+    let server = all.into_iter().find(|server| server.id == id);
+    let server = server
+        .with_context(|| format!("there is no chunkserver {id}: `hither cs ls` shows them all"))?;
+    Ok(server.labels)
+}
+
+/// Labels that are to be removed and are not there: typing errors, perhaps.
+fn absent(labels: &[String], changes: &[String]) -> Vec<String> {
+    let has = |name: &str| {
+        labels.iter().any(|label| {
+            let key = label.split_once('=').map_or("", |(key, _)| key);
+            label.eq_ignore_ascii_case(name) || key == name
+        })
+    };
+    changes
+        .iter()
+        .filter_map(|change| change.strip_prefix('-'))
+        .filter(|name| !has(name))
+        .map(|name| {
+            format!(
+                "it has no label {name} to remove; it has {}",
+                labels.join(",")
+            )
+        })
+        .collect()
 }
 
 /// A chunkserver's counters as `hither cs stat` prints them.
@@ -216,4 +252,20 @@ fn show(servers: &[Server]) -> String {
         ["ID", "ADDRESS", "ZONE", "LABELS", "STATE", "FREE", "GROUPS"],
         rows,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_that_is_not_there_is_told_when_it_is_removed() {
+        let text = |all: &[&str]| all.iter().map(|&t| t.to_owned()).collect::<Vec<_>>();
+        let labels = text(&["S", "media=ssd"]);
+        let sound = text(&["-s", "-media", "-media=ssd", "+Q", "rack=1"]);
+        assert_eq!(absent(&labels, &sound), Vec::<String>::new());
+        let said = absent(&labels, &text(&["-Q", "-med"]));
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(said[0].contains("no label Q"), "{said:?}");
+    }
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use hither_log::{LogDir, RealDir};
-use hither_metastore::{EmbeddedOptions, EmbeddedStore, load};
+use hither_metastore::{EmbeddedOptions, EmbeddedStore, check_dump, load};
 use hither_net::{NoHandler, connect};
 use hither_proto::common::Empty;
 use hither_proto::ids::MapVersion;
 use hither_proto::kind::Kind;
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
 
 use crate::args::Meta;
 use crate::cluster::{self, PATIENCE, patiently};
@@ -66,6 +66,10 @@ async fn restore(file: &Path, dir: &Path, output: Output) -> anyhow::Result<()> 
     let mut source = tokio::fs::File::open(file)
         .await
         .with_context(|| format!("open {}", file.display()))?;
+    // A wrong file leaves no store behind.
+    let checked = check_dump(&mut source).await;
+    checked.with_context(|| format!("read {}", file.display()))?;
+    source.rewind().await?;
     let dir: Arc<dyn LogDir> = Arc::new(RealDir::open(dir)?);
     let store = EmbeddedStore::open(&dir, EmbeddedOptions::default())
         .context("open the store (is its manager still running?)")?;
@@ -86,3 +90,23 @@ async fn restore(file: &Path, dir: &Path, output: Output) -> anyhow::Result<()> 
 
 /// Time for one piece of a dump.
 const PIECE_PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_wrong_file_leaves_no_store_behind() {
+        let at = tempfile::tempdir().unwrap();
+        let (file, dir) = (at.path().join("file"), at.path().join("store"));
+        let text: Vec<u8> = (0..=255).cycle().take(5000).collect();
+        std::fs::write(&file, text).unwrap();
+        let quiet = Output { json: true };
+        let error = restore(&file, &dir, quiet).await.unwrap_err();
+        assert!(
+            format!("{error:#}").contains("this is no dump"),
+            "{error:#}"
+        );
+        assert!(!dir.exists());
+    }
+}

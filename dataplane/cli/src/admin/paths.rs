@@ -20,7 +20,15 @@ struct Chunk {
     chunk: u64,
     group: u32,
     epoch: u64,
+    /// Its group is one of those that new chunks of the file's class go to or are kept in. Older
+    /// mounts do not say.
+    #[serde(default = "yes")]
+    as_class_asks: bool,
     servers: Vec<Server>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -91,34 +99,55 @@ pub(crate) fn places(path: &Path, output: Output) -> anyhow::Result<()> {
         }
         chunks.extend(more);
     }
-    output.print(&chunks, |chunks| {
-        let mut rows = Vec::new();
-        for chunk in chunks {
-            if chunk.servers.is_empty() {
-                let mut row = vec![chunk.index.to_string(), "hole".into()];
-                row.resize(8, String::new());
-                rows.push(row.try_into().unwrap_or_default());
-            }
-            for (place, server) in chunk.servers.iter().enumerate() {
-                rows.push([
-                    chunk.index.to_string(),
-                    format!("{:x}", chunk.chunk),
-                    (place + 1).to_string(),
-                    format!("{} {}", server.server, server.address),
-                    server.labels.clone(),
-                    server.rank.to_string(),
-                    server.distance.to_string(),
-                    server.why.clone(),
-                ]);
-            }
+    let class = if chunks.iter().all(|chunk| chunk.as_class_asks) {
+        String::new()
+    } else {
+        attribute(path, "hither.class")?
+    };
+    output.print(&chunks, |chunks| show_places(path, chunks, &class))
+}
+
+/// Where a file's chunks are, as a table, and in how many the copies are not those of its class.
+fn show_places(path: &Path, chunks: &[Chunk], class: &str) -> String {
+    if chunks.is_empty() {
+        return format!("{} is empty: it has no chunks", path.display());
+    }
+    let mut rows = Vec::new();
+    for chunk in chunks {
+        if chunk.servers.is_empty() {
+            let mut row = vec![chunk.index.to_string(), "hole".into()];
+            row.resize(8, String::new());
+            rows.push(row.try_into().unwrap_or_default());
         }
-        table(
-            [
-                "PIECE", "CHUNK", "ORDER", "SERVER", "LABELS", "RANK", "DISTANCE", "WHY",
-            ],
-            rows,
-        )
-    })
+        for (place, server) in chunk.servers.iter().enumerate() {
+            rows.push([
+                chunk.index.to_string(),
+                format!("{:x}", chunk.chunk),
+                (place + 1).to_string(),
+                format!("{} {}", server.server, server.address),
+                server.labels.clone(),
+                server.rank.to_string(),
+                server.distance.to_string(),
+                server.why.clone(),
+            ]);
+        }
+    }
+    let mut text = table(
+        [
+            "PIECE", "CHUNK", "ORDER", "SERVER", "LABELS", "RANK", "DISTANCE", "WHY",
+        ],
+        rows,
+    );
+    let others = chunks.iter().filter(|chunk| !chunk.as_class_asks).count();
+    if others > 0 {
+        text.push_str(&format!(
+            "\n\n{others} of {} written before the file had storage class {class} as it is now: {} \
+             with the copies shown here; a copy of the file (`cp`) gets those of the class",
+            counted(chunks.len() as u64, "piece was", "pieces were"),
+            if others == 1 { "it stays" } else { "they stay" },
+        ));
+    }
+    text
 }
 
 /// `hither locality`.
@@ -224,16 +253,19 @@ pub(crate) fn set_class(
     recursive: bool,
     output: Output,
 ) -> anyhow::Result<()> {
-    let mut count = 0u64;
+    let (mut count, mut kept) = (0u64, 0u64);
     let progress = ProgressBar::new_spinner();
     let mut todo = vec![path.to_owned()];
     while let Some(path) = todo.pop() {
+        let about = path.symlink_metadata()?;
+        let has_data = about.is_file() && about.len() > 0;
+        let stays = has_data && attribute(&path, "hither.class")? != name;
         set_attribute(&path, "hither.class", name)?;
         count += 1;
+        kept += u64::from(stays);
         progress.set_message(format!("{count} set"));
         progress.tick();
-        let directory = path.symlink_metadata()?.is_dir();
-        if recursive && directory {
+        if recursive && about.is_dir() {
             for entry in std::fs::read_dir(&path)? {
                 let entry = entry?;
                 if !entry.file_type()?.is_symlink() {
@@ -243,10 +275,29 @@ pub(crate) fn set_class(
         }
     }
     progress.finish_and_clear();
-    output.done(&format!(
-        "{count} files and directories now have class {name}"
-    ));
+    output.done(&class_given(name, count, kept));
     Ok(())
+}
+
+/// What giving so many files and directories a class did, `kept` of which have data.
+fn class_given(name: &str, count: u64, kept: u64) -> String {
+    let all = counted(count, "file or directory", "files and directories");
+    let mut text = format!(
+        "{all} now {} class {name}",
+        if count == 1 { "has" } else { "have" }
+    );
+    if kept > 0 {
+        text.push_str(&format!(
+            "\n{} of another class: what is written stays with the copies it has, and only new \
+             64 MiB pieces get those of {name}; a copy of the file (`cp`) gets them for all",
+            counted(kept, "file has data", "files have data"),
+        ));
+    }
+    text
+}
+
+fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 fn attribute(path: &Path, name: &str) -> anyhow::Result<String> {
@@ -295,5 +346,43 @@ mod tests {
         let read: Locality = serde_json::from_str(new).unwrap();
         assert_eq!(read.by_locality["own"].read_bytes, 70);
         assert_eq!(read.write_back_waits, 5);
+    }
+
+    #[test]
+    fn data_that_keeps_its_copies_is_told() {
+        assert_eq!(
+            class_given("s1", 1, 0),
+            "1 file or directory now has class s1"
+        );
+        let text = class_given("s1", 5, 2);
+        assert!(text.contains("5 files and directories now have"), "{text}");
+        assert!(
+            text.contains("2 files have data of another class"),
+            "{text}"
+        );
+        assert!(text.contains("stays with the copies it has"), "{text}");
+    }
+
+    fn chunk(index: u32, as_class_asks: bool) -> Chunk {
+        let text = format!(
+            r#"{{"index": {index}, "chunk": 7, "group": 1, "epoch": 1, "servers": [],
+                 "asClassAsks": {as_class_asks}}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn copies_that_are_not_those_of_the_class_are_told_and_so_is_an_empty_file() {
+        let path = Path::new("/mnt/f");
+        let empty = show_places(path, &[], "");
+        assert!(empty.contains("/mnt/f is empty"), "{empty}");
+        let text = show_places(path, &[chunk(0, true)], "");
+        assert!(!text.contains("storage class"), "{text}");
+        let text = show_places(path, &[chunk(0, false), chunk(1, true)], "s1");
+        assert!(text.contains("1 of 2 pieces were written before"), "{text}");
+        assert!(text.contains("storage class s1"), "{text}");
+        let old = r#"{"index": 0, "chunk": 0, "group": 0, "epoch": 0, "servers": []}"#;
+        let old: Chunk = serde_json::from_str(old).unwrap();
+        assert!(old.as_class_asks, "an older mount does not say");
     }
 }

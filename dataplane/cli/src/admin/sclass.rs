@@ -1,5 +1,6 @@
 //! `hither sclass`.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -38,9 +39,10 @@ pub(crate) async fn run(
         name,
         path: Some(path),
         recursive,
-        ..
+        fields,
     } = &sclass
     {
+        need_no_fields(fields, name, path)?;
         return super::paths::set_class(path, name, *recursive, output);
     }
     let link = cluster::link(cluster.as_deref()).await?;
@@ -90,6 +92,20 @@ pub(crate) async fn run(
             Ok(())
         }
     }
+}
+
+/// With a path the class is given to it, and nothing about the class is changed.
+fn need_no_fields(fields: &ClassFields, name: &str, path: &Path) -> anyhow::Result<()> {
+    if *fields != ClassFields::default() {
+        bail!(
+            "`sclass set {name} {}` gives the path the class {name}, and options such as --keep \
+             change the class itself: do one after the other, `hither sclass set {name} --keep …` \
+             and `hither sclass set {name} {}`",
+            path.display(),
+            path.display(),
+        );
+    }
+    Ok(())
 }
 
 /// A class line by line; what was not said is left out.
@@ -175,28 +191,38 @@ async fn set(
             "zone": m.zone, "copies": m.copies, "bytes": m.bytes,
         })).collect::<Vec<_>>(),
     });
-    output.print(&result, |_| {
-        let mut text = if dry_run {
-            "dry run: nothing was changed".to_owned()
-        } else {
-            "done".into()
-        };
-        if !reply.satisfiable {
-            text.push_str("\nnot satisfied by the servers that are present:");
-        }
-        for note in &reply.notes {
-            text.push_str(&format!("\n  {note}"));
-        }
-        for moved in &reply.moves {
-            text.push_str(&format!(
-                "\n  zone {}: {} groups, about {} to copy in",
-                moved.zone,
-                moved.copies,
-                bytes(moved.bytes)
-            ));
-        }
-        text
-    })
+    output.print(&result, |_| outcome(&reply, replace, dry_run))
+}
+
+/// What became of a change of a class, or would become of it.
+fn outcome(reply: &ClassReply, replace: bool, dry_run: bool) -> String {
+    let mut text = match (dry_run, replace) {
+        (true, _) => "dry run: nothing was changed",
+        (false, true) => "done; data that is written already stays with the copies it has",
+        (false, false) => "done",
+    }
+    .to_owned();
+    if !reply.satisfiable {
+        text.push_str("\nthe chunkservers that are present do not satisfy it:");
+    }
+    for note in &reply.notes {
+        text.push_str(&format!("\n  {note}"));
+    }
+    if !reply.moves.is_empty() {
+        text.push_str(
+            "\ndata that is written already would stay with the copies it has; if it followed, by \
+             what all copies on the disks take:",
+        );
+    }
+    for moved in &reply.moves {
+        text.push_str(&format!(
+            "\n  zone {}: {} groups, at most about {} to copy in",
+            moved.zone,
+            moved.copies,
+            bytes(moved.bytes)
+        ));
+    }
+    text
 }
 
 async fn check(
@@ -261,6 +287,43 @@ const SEARCH_IN: Duration = Duration::from_secs(600);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `--keep` was ignored.
+    #[test]
+    fn a_class_is_given_or_changed_not_both() {
+        let path = Path::new("/mnt/f");
+        assert!(need_no_fields(&ClassFields::default(), "s1", path).is_ok());
+        let fields = ClassFields {
+            keep: Some("zone=c".into()),
+            ..ClassFields::default()
+        };
+        let error = need_no_fields(&fields, "s1", path).unwrap_err().to_string();
+        assert!(error.contains("one after the other"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_satisfied_is_told_and_nothing_of_moves_that_are_none() {
+        let mut reply = ClassReply {
+            satisfiable: false,
+            notes: vec!["copy 1 (zone=x): no chunkserver has these labels".into()],
+            ..ClassReply::default()
+        };
+        let text = outcome(&reply, true, false);
+        assert!(text.contains("stays with the copies it has"), "{text}");
+        assert!(text.contains("do not satisfy it:\n  copy 1"), "{text}");
+        assert!(!text.contains("to copy in"), "{text}");
+        reply.moves.push(hither_proto::manager::ZoneMove {
+            zone: "c".into(),
+            copies: 4,
+            bytes: 1024,
+        });
+        let text = outcome(&reply, true, true);
+        assert!(text.contains("would stay with the copies it has"), "{text}");
+        assert!(
+            text.contains("zone c: 4 groups, at most about 1.0 KiB"),
+            "{text}"
+        );
+    }
 
     #[test]
     fn a_class_is_shown_without_blank_fields() {

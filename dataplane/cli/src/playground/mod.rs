@@ -24,6 +24,8 @@ use state::{Process, State};
 const READY_IN: Duration = Duration::from_secs(60);
 /// Time a process has to end by itself.
 const END_IN: Duration = Duration::from_secs(20);
+/// A process that ends sooner was not started.
+const LIVES_FOR: Duration = Duration::from_millis(300);
 /// Time the cluster has to say where it is mounted.
 const MOUNTS_IN: Duration = Duration::from_secs(2);
 
@@ -82,10 +84,8 @@ async fn start(up: PlaygroundUp, output: Output) -> anyhow::Result<()> {
         }
         None => State::new(&up)?,
     };
-    for process in &mut state.processes {
-        spawn(dir, process)?;
-    }
-    state.save(dir)?;
+    let all: Vec<String> = state.processes.iter().map(|p| p.name.clone()).collect();
+    start_each(dir, &mut state, &all, LIVES_FOR)?;
     wait_ready(dir, &state).await?;
     output.print(&state, |state| {
         format!(
@@ -140,8 +140,7 @@ async fn wait_ready(dir: &Path, state: &State) -> anyhow::Result<()> {
             return Ok(());
         }
         if let Some(dead) = state.processes.iter().find(|p| !is_running(p)) {
-            let log = state::log_path(dir, &dead.name);
-            bail!("{} has ended: see {}", dead.name, log.display());
+            bail!("{}", has_ended(dir, dead));
         }
         let changed = tokio::time::timeout(Duration::from_millis(500), map.changed()).await;
         if changed.is_err() && Instant::now() >= deadline {
@@ -203,43 +202,112 @@ fn signal_each(
     output: Output,
 ) -> anyhow::Result<()> {
     let state = State::load(dir)?.with_context(|| no_playground(dir))?;
-    let chosen = state.chosen(name)?;
-    for process in &chosen {
-        if !is_running(process) {
-            bail!("{} is not running", process.name);
-        }
+    let chosen = Chosen::of(&state, name)?;
+    if chosen.running.is_empty() {
+        bail!("{}", are(&chosen.ended, "not running"));
+    }
+    let to: Vec<&Process> = state
+        .processes
+        .iter()
+        .filter(|process| chosen.running.contains(&process.name))
+        .collect();
+    for process in &to {
         send(process, signal)?;
     }
     if ends {
-        for process in &chosen {
+        for process in &to {
             wait_gone(process, END_IN)?;
         }
     }
-    let names: Vec<&str> = chosen.iter().map(|p| p.name.as_str()).collect();
-    output.done(&format!("{}: done", names.join(", ")));
+    let others = but(&chosen.ended, "not running");
+    output.done(&format!("{}: done{others}", chosen.running.join(", ")));
     Ok(())
 }
 
 async fn restart(dir: &Path, name: &str, output: Output) -> anyhow::Result<()> {
     let mut state = State::load(dir)?.with_context(|| no_playground(dir))?;
-    let names: Vec<String> = state.chosen(name)?.iter().map(|p| p.name.clone()).collect();
-    for process in state
-        .processes
-        .iter_mut()
-        .filter(|p| names.contains(&p.name))
-    {
-        if is_running(process) {
-            bail!("{} is running", process.name);
-        }
-        spawn(dir, process)?;
+    let chosen = Chosen::of(&state, name)?;
+    if chosen.ended.is_empty() {
+        bail!("{}", are(&chosen.running, "running already"));
     }
-    state.save(dir)?;
-    let all_up = state.processes.iter().all(is_running);
-    if all_up {
+    start_each(dir, &mut state, &chosen.ended, LIVES_FOR)?;
+    if state.processes.iter().all(is_running) {
         wait_ready(dir, &state).await?;
     }
-    output.done(&format!("{}: started", names.join(", ")));
+    let others = but(&chosen.running, "running already");
+    output.done(&format!("{}: started{others}", chosen.ended.join(", ")));
     Ok(())
+}
+
+/// Starts processes and sees that they live. Whatever becomes of them, those that were started are
+/// in the state: `down` ends them.
+fn start_each(
+    dir: &Path,
+    state: &mut State,
+    names: &[String],
+    lives_for: Duration,
+) -> anyhow::Result<()> {
+    let mut failed = None;
+    for process in state.processes.iter_mut() {
+        if names.contains(&process.name)
+            && let Err(error) = spawn(dir, process)
+        {
+            failed = Some(error);
+            break;
+        }
+    }
+    state.save(dir)?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let until = Instant::now() + lives_for;
+    for process in state.processes.iter().filter(|p| names.contains(&p.name)) {
+        let left = until.saturating_duration_since(Instant::now());
+        if wait_gone(process, left).is_ok() {
+            bail!("{}", has_ended(dir, process));
+        }
+    }
+    Ok(())
+}
+
+fn has_ended(dir: &Path, process: &Process) -> String {
+    let log = state::log_path(dir, &process.name);
+    format!("{} has ended: see {}", process.name, log.display())
+}
+
+/// Names of the processes somebody asked for.
+#[derive(Debug, PartialEq, Eq)]
+struct Chosen {
+    running: Vec<String>,
+    ended: Vec<String>,
+}
+
+impl Chosen {
+    /// The process of that name, or all chunkservers of a zone.
+    fn of(state: &State, name: &str) -> anyhow::Result<Self> {
+        let (running, ended): (Vec<_>, Vec<_>) =
+            state.chosen(name)?.into_iter().partition(|p| is_running(p));
+        let names = |of: Vec<&Process>| of.iter().map(|p| p.name.clone()).collect();
+        Ok(Self {
+            running: names(running),
+            ended: names(ended),
+        })
+    }
+}
+
+/// `a, b are running`.
+fn are(names: &[String], what: &str) -> String {
+    let are = if names.len() == 1 { "is" } else { "are" };
+    format!("{} {are} {what}", names.join(", "))
+}
+
+/// What is to be added about those nothing was done to.
+fn but(names: &[String], what: &str) -> String {
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", are(names, what))
+    }
 }
 
 async fn stop(down: &PlaygroundDown, output: Output) -> anyhow::Result<()> {
@@ -368,6 +436,84 @@ mod tests {
             assert!(error.contains("--zones"), "{error}");
         }
         assert!(check(&["a", "b", "a"]).unwrap_err().contains("twice"));
+    }
+
+    fn sleeper(name: &str, program: &str) -> Process {
+        Process {
+            name: name.into(),
+            zone: Some("a".into()),
+            address: String::new(),
+            program: program.into(),
+            args: vec!["600".into()],
+            pid: 0,
+            started: 0,
+        }
+    }
+
+    fn zone_a(dir: &Path, programs: &[&str]) -> State {
+        let names = ["cs-a1", "cs-a2"];
+        let state = State {
+            cluster: "127.0.0.1:1".into(),
+            zones: vec!["a".into()],
+            processes: names
+                .iter()
+                .zip(programs)
+                .map(|(name, program)| sleeper(name, program))
+                .collect(),
+        };
+        state.save(dir).unwrap();
+        state
+    }
+
+    fn stored(dir: &Path) -> State {
+        State::load(dir).unwrap().unwrap()
+    }
+
+    const QUIET: Output = Output { json: true };
+
+    /// One of two ran: the other was started, and forgotten at once.
+    #[tokio::test]
+    async fn of_a_zone_what_is_down_is_started_and_what_runs_is_signalled() {
+        let at = tempfile::tempdir().unwrap();
+        let dir = at.path();
+        let mut state = zone_a(dir, &["sleep", "sleep"]);
+        // A process that never runs keeps the zone from being waited for.
+        state.processes.push(sleeper("manager", "sleep"));
+        state.processes[2].zone = None;
+        start_each(dir, &mut state, &["cs-a2".into()], LIVES_FOR).unwrap();
+        restart(dir, "a", QUIET).await.unwrap();
+        let now = stored(dir);
+        assert!(now.processes[..2].iter().all(is_running), "{now:?}");
+        assert_eq!(now.processes[1].pid, state.processes[1].pid, "left alone");
+        let again = restart(dir, "a", QUIET).await.unwrap_err().to_string();
+        assert_eq!(again, "cs-a1, cs-a2 are running already");
+        let kill = rustix::process::Signal::KILL;
+        signal_each(dir, "cs-a1", kill, true, QUIET).unwrap();
+        signal_each(dir, "a", kill, true, QUIET).unwrap();
+        assert!(!stored(dir).processes.iter().any(is_running));
+        let again = signal_each(dir, "a", kill, true, QUIET).unwrap_err();
+        assert!(again.to_string().contains("are not running"), "{again}");
+    }
+
+    #[test]
+    fn what_was_started_is_known_whatever_became_of_the_others() {
+        let at = tempfile::tempdir().unwrap();
+        let dir = at.path();
+        let cases = [
+            (["true", "sleep"], 1, "cs-a1 has ended"),
+            (["sleep", "/no/such/program"], 0, "start cs-a2"),
+        ];
+        for (programs, lives, said) in cases {
+            let mut state = zone_a(dir, &programs);
+            let both = ["cs-a1".to_owned(), "cs-a2".to_owned()];
+            let error = start_each(dir, &mut state, &both, END_IN).unwrap_err();
+            assert!(error.to_string().contains(said), "{error}");
+            let state = stored(dir);
+            let living = &state.processes[lives];
+            assert!(is_running(living), "{state:?}");
+            send(living, rustix::process::Signal::KILL).unwrap();
+            wait_gone(living, END_IN).unwrap();
+        }
     }
 
     #[test]

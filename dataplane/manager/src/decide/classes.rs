@@ -3,7 +3,7 @@
 use hither_labels::{
     ChunkState, Mode, PreferenceTemplate, StorageClass as Class, StorageDefinition,
 };
-use hither_placement::{CopySet, Fulfilment, Layout, ServerKey, dry_run};
+use hither_placement::{Cause, CopySet, Fulfilment, Layout, ServerKey, dry_run};
 use hither_proto::ids::{ClassId, DefinitionId};
 use hither_proto::manager::{ClassReply, ClassSet, ZoneMove};
 use hither_proto::map::StorageClass;
@@ -46,7 +46,10 @@ pub fn class_set(state: &State, request: &ClassSet) -> Result<ClassOutcome, Stri
             names.join(", ")
         ));
     }
-    let mut reply = consequences(state, &class, old);
+    // What is written stays in its groups: a change of the class moves nothing by itself, and only
+    // a dry run is asked what following it would take.
+    let moved = old.filter(|_| request.dry_run);
+    let mut reply = consequences(state, &class, moved);
     let strict = class.mode(ChunkState::Keep) == Mode::Strict;
     if strict && !reply.satisfiable && !request.force && !request.dry_run {
         return Err(format!(
@@ -203,10 +206,7 @@ fn consequences(state: &State, class: &Class, old: Option<&StorageClass>) -> Cla
                 let text = terms
                     .get(*term)
                     .map_or_else(String::new, ToString::to_string);
-                notes.push(format!(
-                    "copy {} ({text}) finds no server: {cause:?}",
-                    term + 1
-                ));
+                notes.push(format!("copy {} ({text}): {}", term + 1, in_words(*cause)));
             }
             false
         }
@@ -238,6 +238,19 @@ fn consequences(state: &State, class: &Class, old: Option<&StorageClass>) -> Cla
         notes,
         moves,
         satisfiable,
+    }
+}
+
+/// Why a copy finds no place.
+fn in_words(cause: Cause) -> &'static str {
+    match cause {
+        Cause::NoServer => "no chunkserver has these labels (`hither cs ls` shows all)",
+        Cause::Taken => "every chunkserver with these labels is to hold another of the copies",
+        Cause::Busy => "the chunkservers with these labels are busy",
+        Cause::Full => "the chunkservers with these labels are full",
+        Cause::Away => {
+            "the chunkservers with these labels are down, in maintenance or being drained"
+        }
     }
 }
 
@@ -356,6 +369,41 @@ mod tests {
         assert!(!outcome.reply.satisfiable);
         let notes = outcome.reply.notes.join("; ");
         assert!(notes.contains("zone c"), "{notes}");
+    }
+
+    /// `sclass set` told of copies nobody makes, of classes no file has even.
+    #[test]
+    fn a_change_moves_nothing_and_says_nothing_of_moves() {
+        let state = three_zones(5 * GB);
+        let outcome = class_set(&state, &request("zone=a,zone=c", true, false)).unwrap();
+        assert_eq!(outcome.reply.moves, vec![]);
+        assert!(outcome.reply.satisfiable, "{:?}", outcome.reply.notes);
+        let next = plan(&outcome.next.unwrap());
+        for (id, group) in &state.groups {
+            assert_eq!(next.groups.get(id), Some(group), "what is written stays");
+        }
+    }
+
+    #[test]
+    fn what_no_server_satisfies_is_told_in_words() {
+        let state = three_zones(300 * GB);
+        let notes = |keep: &str| {
+            let mut wanted = request(keep, false, false);
+            wanted.class.as_mut().unwrap().name = "new".into();
+            let reply = class_set(&state, &wanted).unwrap().reply;
+            assert!(!reply.satisfiable);
+            reply.notes.join("; ")
+        };
+        let none = notes("zone=a,zone=x");
+        assert!(
+            none.contains("(zone=x): no chunkserver has these labels"),
+            "{none}"
+        );
+        let taken = notes("2zone=a");
+        assert!(
+            taken.contains("is to hold another of the copies"),
+            "{taken}"
+        );
     }
 
     #[test]

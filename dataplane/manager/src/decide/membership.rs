@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hither_labels::{Label, LabelSet, WordLabel};
 use hither_proto::ids::{ChunkserverId, GroupId};
 use hither_proto::manager::{Heartbeat, HeartbeatReply};
 use hither_proto::map::{Chunkserver, MemberState, ServerState as Shown};
 
+use super::labels::show_labels;
 use super::{admit, caught_up, groups_with, take_out};
-use crate::state::{ServerState, State};
+use crate::state::State;
 
 /// When each server was last heard of; kept by the leader, not stored.
 #[derive(Debug, Clone, Default)]
@@ -250,32 +250,6 @@ pub fn server_lost(state: &State, id: ChunkserverId) -> State {
     next
 }
 
-/// Labels are changed by hand: `+A`, `-B`, `key=value`, `-key`.
-///
-/// # Errors
-/// What is wrong with a change, and how it is written.
-pub fn labels_changed(
-    state: &State,
-    id: ChunkserverId,
-    changes: &[String],
-) -> Result<State, String> {
-    let mut next = state.clone();
-    let server = next
-        .servers
-        .get_mut(&id)
-        .ok_or_else(|| format!("there is no chunkserver {id}"))?;
-    for change in changes {
-        check_change(change)?;
-        let about = |text: &str| subject(text).to_owned();
-        server
-            .manual_labels
-            .retain(|old| about(old) != about(change));
-        server.manual_labels.push(change.clone());
-    }
-    show_labels(server);
-    Ok(next)
-}
-
 /// Maintenance on or off.
 ///
 /// # Errors
@@ -355,89 +329,6 @@ fn describe(state: &mut State, id: ChunkserverId, said: &Chunkserver) {
     server.gone = false;
     server.shown = shown;
     show_labels(server);
-}
-
-/// The effective labels: the server's own, its zone, region and node, then changes by hand.
-fn show_labels(server: &mut ServerState) {
-    let mut set = LabelSet::default();
-    for text in &server.own_labels {
-        add(&mut set, text);
-    }
-    let place = [
-        ("zone", &server.shown.zone),
-        ("region", &server.shown.region),
-        ("node", &server.shown.node),
-    ];
-    for (key, name) in place {
-        if let Ok(word) = WordLabel::from_name(key, name)
-            && !name.is_empty()
-            && set.value(key).is_none()
-        {
-            // A set beyond its bound keeps what fits.
-            let _ = set.insert(Label::Word(word));
-        }
-    }
-    for change in &server.manual_labels {
-        apply(&mut set, change);
-    }
-    server.shown.labels = set.iter().map(|label| label.to_string()).collect();
-}
-
-fn add(set: &mut LabelSet, text: &str) {
-    match text.parse::<Label>() {
-        Ok(label) => {
-            // A set beyond its bound keeps what fits.
-            let _ = set.insert(label);
-        }
-        Err(error) => tracing::warn!(label = text, %error, "a chunkserver's label is left out"),
-    }
-}
-
-fn apply(set: &mut LabelSet, change: &str) {
-    if let Some(name) = change.strip_prefix('-') {
-        let gone: Vec<Label> = set
-            .iter()
-            .filter(|label| match label {
-                Label::Letter(_) => label.to_string().eq_ignore_ascii_case(name),
-                Label::Word(word) => word.key() == name || label.to_string() == name,
-            })
-            .collect();
-        for label in gone {
-            set.remove(&label);
-        }
-        return;
-    }
-    match change.strip_prefix('+').unwrap_or(change).parse::<Label>() {
-        Ok(Label::Word(word)) => {
-            // The bound was checked when the change was made.
-            let _ = set.replace_word(word);
-        }
-        Ok(letter) => {
-            let _ = set.insert(letter);
-        }
-        Err(_) => {}
-    }
-}
-
-fn check_change(change: &str) -> Result<(), String> {
-    if let Some(name) = change.strip_prefix('-') {
-        let sound = !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic());
-        return if sound {
-            Ok(())
-        } else {
-            Err(format!("{change:?} removes nothing: write -A or -key"))
-        };
-    }
-    let text = change.strip_prefix('+').unwrap_or(change);
-    text.parse::<Label>().map(|_| ()).map_err(|e| {
-        format!("{change:?} is no label change (write +A, -A, key=value or -key): {e}")
-    })
-}
-
-/// What a change is about: a letter or a key.
-fn subject(change: &str) -> &str {
-    let name = change.trim_start_matches(['+', '-']);
-    name.split('=').next().unwrap_or(name)
 }
 
 /// Whether a member may be read from.
@@ -619,21 +510,6 @@ mod tests {
             .next
             .unwrap();
         assert_eq!(again.servers[&id].shown.state, i32::from(Shown::Up));
-    }
-
-    #[test]
-    fn labels_by_hand_win_over_the_servers_own_and_last() {
-        let (state, mut liveness) = registered();
-        let id = ChunkserverId(1);
-        let changes = ["+A".to_owned(), "-s".to_owned(), "zone=eu-9".to_owned()];
-        let state = labels_changed(&state, id, &changes).unwrap();
-        assert_eq!(state.servers[&id].shown.labels, vec!["A", "zone=eu-9"]);
-        let beaten = beat(&state, &mut liveness, &heartbeat(1, 11), Duration::ZERO);
-        assert_eq!(beaten.next, None, "a beat says nothing new");
-        let state = labels_changed(&state, id, &["+S".to_owned(), "-zone".to_owned()]).unwrap();
-        assert_eq!(state.servers[&id].shown.labels, vec!["A", "S"]);
-        assert!(labels_changed(&state, id, &["Zone=x".to_owned()]).is_err());
-        assert!(labels_changed(&state, ChunkserverId(9), &[]).is_err());
     }
 
     #[test]

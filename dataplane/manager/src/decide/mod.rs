@@ -2,15 +2,19 @@
 
 mod classes;
 mod groups;
+mod hearing;
+mod labels;
 mod links;
 mod membership;
 
 pub use classes::{ClassOutcome, class_deleted, class_set, class_unused};
 pub use groups::plan;
+pub use hearing::Hearing;
+pub use labels::labels_changed;
 pub use links::{Links, chain_exists, link_broken, out_of_reach};
 pub use membership::{
-    Beat, Liveness, beat, draining_changed, gone_servers, labels_changed, lost_servers,
-    maintenance_changed, server_forgotten, server_gone, server_lost,
+    Beat, Liveness, beat, draining_changed, gone_servers, lost_servers, maintenance_changed,
+    server_forgotten, server_gone, server_lost,
 };
 
 use hither_proto::ids::{ChunkserverId, GroupId};

@@ -32,7 +32,10 @@ impl Uses {
         if !self.examples.is_empty() {
             let _ = write!(text, ", such as {}", self.examples.join(", "));
         }
-        text.push_str(": give them another with `hither sclass set -r OTHER PATH` first");
+        text.push_str(
+            ": give them another with `hither sclass set -r OTHER PATH` first (data they have stays \
+             with the copies it has)",
+        );
         Some(text)
     }
 }
@@ -184,6 +187,7 @@ mod tests {
         let text = found.refusal("cold").unwrap();
         assert!(text.contains("1 directory and 2 files"), "{text}");
         assert!(text.contains("sclass set -r"), "{text}");
+        assert!(text.contains("stays with the copies it has"), "{text}");
         let root = uses(&store, ClassId(1)).await.unwrap();
         assert_eq!(root.examples, ["/", "/data"]);
         let unused = uses(&store, ClassId(3)).await.unwrap();

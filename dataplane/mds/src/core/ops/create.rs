@@ -31,7 +31,8 @@ impl Core {
             return self.create_existing(attempt, op, target);
         }
         self.need_linked(dir)?;
-        self.need_quota(dir, u64::from(op.open_for_write), 1)?;
+        // An empty file takes no bytes: at the limit only what is written is refused.
+        self.need_quota(dir, 0, 1)?;
         self.need_recalls_for_entry(attempt, dir, &op.name)?;
         let ino = self.new_ino(attempt)?;
         let first_chunk = self.first_chunk(dir, ino, op)?;

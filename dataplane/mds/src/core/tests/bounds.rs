@@ -282,6 +282,36 @@ fn a_created_file_comes_with_the_room_it_has() {
     assert_eq!(left, (1 << 20) - 300_000);
 }
 
+/// At the byte limit `touch` failed.
+#[test]
+fn at_the_byte_limit_a_file_is_made_and_takes_no_data() {
+    let mut world = World::new();
+    let s = world.session("a");
+    world.ask(s, quota(ROOT.0, 1000)).unwrap();
+    let create = |name| {
+        Op::Create(hither_proto::meta::Create {
+            parent: ROOT.0,
+            name: named(name),
+            mode: FILE,
+            open_for_write: true,
+            ..Default::default()
+        })
+    };
+    let reply = world.ask(s, create("full")).unwrap();
+    let ino = reply.inode.unwrap().ino;
+    let op = Op::WriteReport(report(ino, reply.data_lease, 1000, reply.chunks));
+    world.ask(s, op).unwrap();
+    let reply = world.ask(s, create("empty")).unwrap();
+    assert_eq!(reply.space.unwrap().free_bytes, 0);
+    let more = Op::AllocChunks(hither_proto::meta::AllocChunks {
+        ino: reply.inode.unwrap().ino,
+        lease: reply.data_lease,
+        indices: vec![0],
+        ..Default::default()
+    });
+    assert_eq!(world.ask(s, more), Err(Errno::EDQUOT.into()));
+}
+
 /// `ln f g; rm f` took the file's bytes out of all quotas for good.
 #[test]
 fn a_file_that_lost_its_first_name_counts_again_when_another_is_used() {
