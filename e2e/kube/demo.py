@@ -8,7 +8,7 @@ import argparse
 import sys
 
 from cluster import network
-from cluster.layout import find
+from cluster.layout import NODES
 from cluster.say import Failure, say
 from scenarios.installation import NAMESPACE, Installation
 from scenarios.scenario import Scenario, checksum, expect
@@ -24,7 +24,8 @@ class Demo(Scenario):
 
     def heal(self) -> None:
         if self.there.own:
-            network.restore(find("c"))
+            for node in NODES:
+                network.restore(node)
 
     def run(self) -> None:
         self.show("get", "-n", NAMESPACE, "hc,csp,csc")
@@ -59,7 +60,7 @@ class Demo(Scenario):
         sys.stdout.flush()
 
     def lose_a_zone(self, pods: dict[str, str]) -> None:
-        lost = find("c")
+        lost = next(node for node in NODES if node.name != self.there.manager_node())
         say(f"the link of {lost.zone} is cut")
         network.cut(lost)
         for zone, pod in pods.items():

@@ -87,17 +87,19 @@ class Installation:
             raise Failure(f"one {component} pod on {node}, found {len(running)}")
         return running[0]["metadata"]["name"]
 
+    def manager_node(self) -> str:
+        """Node of the manager that `administer` asks."""
+        pod = self.kubectl.json("--namespace", NAMESPACE, "pod", f"{CLUSTER}-manager-0")
+        return pod["spec"]["nodeName"]
+
     def administer(self, *words: object) -> dict | list:
         """`hither --json` beside a manager."""
-        pods = self.kubectl.json("--namespace", NAMESPACE, "pods")["items"]
-        managers = [p["metadata"]["name"] for p in pods
-                    if f"{CLUSTER}-manager" in p["metadata"]["name"]]
-        if not managers:
-            raise Failure("there is no manager's pod")
         service = f"{CLUSTER}-manager.{NAMESPACE}.svc:7650"
-        text = self.of("exec", managers[0], "--", "hither", "--cluster", service, "--json", *words)
+        text = self.of("exec", f"{CLUSTER}-manager-0", "--",
+                       "hither", "--cluster", service, "--json", *words)
         return json.loads(text)
 
     def servers(self) -> list[Server]:
-        return [Server(s["id"], s["zone"], s.get("readBytes", 0))
+        zones = {s["id"]: s["zone"] for s in self.administer("cs", "ls")}
+        return [Server(s["id"], zones[s["id"]], s["readBytes"])
                 for s in self.administer("cs", "stat")]
