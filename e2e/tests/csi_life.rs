@@ -120,6 +120,7 @@ fn preferred_labels_change_without_a_remount() {
         driver.served()[0].preferred == "zone=b;zone=a"
     });
     open.sync_all().unwrap();
+    drop(open);
     insist(|| driver.unpublish(&handle, "a")).unwrap();
     insist(|| driver.unstage(&handle)).unwrap();
     driver.assert_nothing_left();
@@ -285,6 +286,8 @@ fn killing_the_plugin_is_invisible() {
         assert!(fs::read(at.join(format!("f{n}"))).unwrap() == pattern(n, 0, 1_000_000));
     }
     file.sync_all().unwrap();
+    // The kubelet takes a volume away when its pods are gone; until then the daemon serves it.
+    drop(file);
     driver.unpublish(&handle, "a").unwrap();
     driver.unstage(&handle).unwrap();
     driver.assert_nothing_left();
