@@ -140,7 +140,6 @@ impl ChunkServer {
         if media.is_empty() {
             return Err(StartError::NoDisks);
         }
-        raise_descriptor_limit();
         let deadline = Instant::now() + Duration::from_millis(config.start_timeout_ms);
         let mut identity = Identity {
             role: Role::Chunkserver,
@@ -302,21 +301,6 @@ impl Drop for ChunkServer {
         for task in &self.tasks {
             task.abort();
         }
-    }
-}
-
-/// Every copy in use keeps its file open: the usual soft limit is a relic.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    if limit.current != limit.maximum
-        && let Err(error) = setrlimit(Resource::Nofile, raised)
-    {
-        tracing::warn!(%error, "the number of open files stays limited");
     }
 }
 

@@ -3,7 +3,9 @@
 use anyhow::bail;
 use hither_chunkserver::{ChunkServer, ChunkServerConfig};
 
-use super::{Signals, addresses, announce, ending, read_config, told_address};
+use super::{
+    Signals, addresses, announce, ending, raise_descriptor_limit, read_config, told_address,
+};
 use crate::args;
 use crate::cluster::manager_addresses;
 
@@ -31,6 +33,7 @@ pub(crate) async fn run(args: args::Chunkserver) -> anyhow::Result<()> {
         bail!("where is the manager? give --managers HOST:PORT");
     }
     config.advertise = told_address(&config.listen, &config.advertise)?;
+    raise_descriptor_limit();
     let server = ChunkServer::start(config).await?;
     // Who reads that it is ready may end it: as asked, and not where it stands.
     let mut signals = Signals::listen()?;

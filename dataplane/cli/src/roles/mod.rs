@@ -26,6 +26,22 @@ pub(crate) fn read_config<T: DeserializeOwned + Default>(path: Option<&Path>) ->
         .with_context(|| format!("configuration {} cannot be used", path.display()))
 }
 
+/// Every copy in use keeps its file open, and every mount takes several descriptors: the usual soft
+/// limit is a relic.
+pub(crate) fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if limit.current != limit.maximum
+        && let Err(error) = setrlimit(Resource::Nofile, raised)
+    {
+        tracing::warn!(%error, "the number of open files stays limited");
+    }
+}
+
 /// SIGTERM and SIGINT, from the moment they are listened for.
 pub(crate) struct Signals {
     term: Signal,

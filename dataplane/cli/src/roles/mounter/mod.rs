@@ -13,12 +13,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use hither_mounter_proto::{Kind, Reply, Request, WireError, receive, reply};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::mounts::Mounts;
-use super::Signals;
+use super::{Signals, raise_descriptor_limit};
 
 /// Serves the socket until a signal comes and no mount is left.
 pub(crate) async fn run(socket: &Path) -> anyhow::Result<()> {
@@ -74,18 +73,6 @@ fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
         UnixListener::bind(socket).with_context(|| format!("listen at {}", socket.display()))?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
-}
-
-/// Each mount takes several descriptors: the usual soft limit is a relic.
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the number of open files stays limited");
-    }
 }
 
 async fn answer(
