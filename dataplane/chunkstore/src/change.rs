@@ -1,5 +1,7 @@
 //! Changes that the metadata side asks for: seal, trim, settle, close, delete.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use hither_log::Lsn;
 use hither_proto::checksum::{crc32c, piece_checksums};
@@ -8,6 +10,7 @@ use hither_proto::ids::{ChainNumber, ChunkId, Epoch, GroupId, InodeId, LeaseId, 
 use crate::core::{BAD_CHECKSUM, Core, How, Stop};
 use crate::entry::{Entry, EntryFlags, OpenMark};
 use crate::error::Error;
+use crate::file::ChunkFile;
 use crate::geometry::{
     BLOCK, BLOCK_LEN, BLOCKS_MAX, CHUNK_BYTES, ZERO_CHECKSUM, blocks_of, bytes_of, len32,
 };
@@ -212,47 +215,79 @@ impl Core {
                 entry.chain = ChainNumber(0);
             }
             entry.changed_epoch = entry.changed_epoch.max(op.epoch);
-            core.trim_locked(&live, state, &mut entry, (op.offset, op.length))
+            core.trim_locked(&live, state, &mut entry, &[(op.offset, op.length)])
         })
     }
 
-    /// Drops bytes under the chunk's lock; the rest of `entry` says already what it will be.
+    /// Drops bytes under the chunk's lock; the rest of `entry` says already what it will be. Each
+    /// cut is an offset and a length, or 0 to cut the copy there. Stable when this returns.
     pub(crate) fn trim_locked(
         &self,
         live: &Live,
         state: &mut ChunkState,
         entry: &mut Entry,
-        (offset, length): (u32, u32),
+        cuts: &[(u32, u32)],
     ) -> Result<(), Stop> {
-        let old_length = entry.length;
-        let range = match length {
-            0 => offset..CHUNK_BYTES,
-            length => offset..offset + length,
-        };
-        if length == 0 {
-            entry.length = entry.length.min(offset);
+        let (old_length, exists) = (entry.length, entry.exists());
+        for (offset, _) in cuts.iter().filter(|(_, length)| *length == 0) {
+            entry.length = entry.length.min(*offset);
         }
-        if range.start >= old_length || !entry.exists() {
+        let mut real = cuts
+            .iter()
+            .filter(|(offset, _)| exists && *offset < old_length)
+            .peekable();
+        if real.peek().is_none() {
             let lsn = self.record_state(How::Blocking, live.chunk, entry)?;
             return Ok(self.flush_log(lsn)?);
         }
         let file = self.file(live.chunk, state, entry)?;
+        let mut begun = Vec::new();
+        let done = real
+            .try_for_each(|cut| {
+                let lsn = self.cut_overlay(live, state, entry, *cut)?;
+                begun.push((lsn, cut.0, cut.1));
+                Ok(())
+            })
+            .and_then(|()| self.cut_file(file.as_deref(), &begun));
+        if let Err(stop) = done {
+            // What is in the log has to reach the file before the next use.
+            state.unsettled |= !begun.is_empty();
+            state.trims.extend(begun);
+            return Err(stop);
+        }
+        for (lsn, ..) in begun {
+            self.trimmed(live, entry, lsn)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a trim into the log and takes its bytes from what lies there.
+    fn cut_overlay(
+        &self,
+        live: &Live,
+        state: &mut ChunkState,
+        entry: &mut Entry,
+        (offset, length): (u32, u32),
+    ) -> Result<Lsn, Stop> {
         let head = Head::trim(live.chunk, entry, offset, length);
         let hold = Some(Reason::Trim);
         let lsn = self.record(How::Blocking, live.chunk, entry, TRIM, (&head, &[]), hold)?;
         let before = state.overlay.bytes();
-        state.overlay.cut(&range);
+        state.overlay.cut(&trimmed_range(offset, length));
         self.hold_overlay(live, state, before);
-        self.flush_log(lsn)?;
-        if let Some(file) = file {
-            let done = file.zero(&range).and_then(|()| file.sync());
-            if let Err(error) = done {
-                state.trims.push((lsn, offset, length));
-                state.unsettled = true;
-                return Err(self.io("trim a copy", &error).into());
-            }
+        Ok(lsn)
+    }
+
+    /// Carries out trims in the file once they are durable in the log.
+    fn cut_file(&self, file: Option<&ChunkFile>, trims: &[(Lsn, u32, u32)]) -> Result<(), Stop> {
+        if let Some((last, ..)) = trims.last() {
+            self.flush_log(*last)?;
         }
-        self.trimmed(live, entry, lsn)
+        let Some(file) = file else { return Ok(()) };
+        let zero =
+            |(_, offset, length): &(Lsn, u32, u32)| file.zero(&trimmed_range(*offset, *length));
+        let done = trims.iter().try_for_each(zero).and_then(|()| file.sync());
+        Ok(done.map_err(|error| self.io("trim a copy", &error))?)
     }
 
     /// Makes blocks of a copy equal to another's and cuts it. Stable when this returns.
@@ -286,13 +321,13 @@ impl Core {
             let mut entry = core.entry_to_settle(&live, state, op)?;
             entry.changed_epoch = entry.changed_epoch.max(op.epoch);
             if entry.length > op.length {
-                core.trim_locked(&live, state, &mut entry, (op.length, 0))?;
+                core.trim_locked(&live, state, &mut entry, &[(op.length, 0)])?;
             }
             entry.length = op.length;
             if entry.is_partial() && state.written.gaps(&(0..op.length)).is_empty() {
                 // All of it came with this: nothing is left to be fetched.
                 entry.flags = entry.flags.set(EntryFlags::PARTIAL, false);
-                state.written = crate::ranges::Ranges::default();
+                state.filled();
             }
             if op.clear_open {
                 entry = entry.with_flag(EntryFlags::IN_DOUBT, false);
@@ -323,9 +358,8 @@ impl Core {
             entry.lease = op.lease;
             entry.chain = ChainNumber(0);
         }
-        if entry.is_partial() && state.written_epoch != op.epoch {
-            state.written = crate::ranges::Ranges::default();
-            state.written_epoch = op.epoch;
+        if entry.is_partial() && state.fill_epoch != op.epoch {
+            state.fill_in(op.epoch);
         }
         Ok(entry)
     }
@@ -460,6 +494,14 @@ impl Core {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(self.io("remove a copy", &error)),
         }
+    }
+}
+
+/// The bytes that a trim makes zeros.
+pub(crate) fn trimmed_range(offset: u32, length: u32) -> Range<u32> {
+    match length {
+        0 => offset..CHUNK_BYTES,
+        length => offset..offset + length,
     }
 }
 

@@ -269,7 +269,8 @@ impl Disk {
     /// kept, what came under an older one counts as not there.
     ///
     /// # Errors
-    /// `Deleted`, `WrongGroup`, `NoSpace`, `DiskFailed`.
+    /// `Deleted`, `WrongGroup`, `NoSpace`, `DiskFailed`, `BadRequest` when the copy is being filled
+    /// in a later epoch.
     pub fn fill_begin(
         &self,
         chunk: ChunkId,
@@ -313,22 +314,30 @@ impl Disk {
     /// pieces cut at the 4 KiB boundaries of the chunk), and no chain write of this epoch was there.
     ///
     /// # Errors
-    /// `NoSuchChunk`, `DiskFailed`.
+    /// `NoSuchChunk`, `DiskFailed`, `BadRequest` for a copy that is not being filled in this epoch.
     pub fn has_base(
         &self,
         chunk: ChunkId,
         range: Range<u32>,
         checksums: &[u32],
+        epoch: Epoch,
     ) -> Result<bool, Error> {
-        self.core.has_base(chunk, range, checksums)
+        self.core.has_base(chunk, range, checksums, epoch)
     }
 
     /// Puts bytes of another member's copy where no chain write has been.
     ///
     /// # Errors
-    /// `NoSuchChunk`, `NoSpace`, `DiskFailed`, `BadRequest` for a copy that is not partial.
-    pub fn fill_base(&self, chunk: ChunkId, offset: u32, bytes: &Bytes) -> Result<(), Error> {
-        self.core.fill_base(chunk, offset, bytes)
+    /// `NoSuchChunk`, `NoSpace`, `DiskFailed`, `BadRequest` for a copy that is not being filled in
+    /// this epoch.
+    pub fn fill_base(
+        &self,
+        chunk: ChunkId,
+        offset: u32,
+        bytes: &Bytes,
+        epoch: Epoch,
+    ) -> Result<(), Error> {
+        self.core.fill_base(chunk, offset, bytes, epoch)
     }
 
     /// Ends the filling of a copy. Not stable until it is flushed.

@@ -14,6 +14,7 @@ use crate::core::{Core, How, Stop};
 use crate::entry::{Entry, EntryFlags, OpenMark};
 use crate::error::Error;
 use crate::geometry::{CHUNK_BYTES, len32, within};
+use crate::live::ChunkState;
 
 /// What the other member says of its copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +48,9 @@ impl Core {
             if core.index.lock().was_deleted(chunk) {
                 return Err(Error::Deleted(chunk).into());
             }
+            if epoch < state.fill_epoch {
+                return Err(NOT_FILLED.into());
+            }
             let mut entry = match core.settled_entry(How::Blocking, &live, state) {
                 Err(Stop::Failed(Error::NoSuchChunk(_))) => Entry {
                     group,
@@ -56,9 +60,8 @@ impl Core {
                 other => other?.with_flag(EntryFlags::ABSENT, false),
             };
             if entry.is_partial() {
-                if afresh || state.written_epoch != epoch {
-                    state.written = crate::ranges::Ranges::default();
-                    state.written_epoch = epoch;
+                if afresh || state.fill_epoch != epoch {
+                    state.fill_in(epoch);
                 }
                 return Ok(());
             }
@@ -71,8 +74,7 @@ impl Core {
                 .into());
             }
             entry = entry.with_flag(EntryFlags::PARTIAL, true);
-            state.written = crate::ranges::Ranges::default();
-            state.written_epoch = epoch;
+            state.fill_in(epoch);
             core.record_state(How::Blocking, chunk, &mut entry)?;
             Ok(())
         })
@@ -88,7 +90,7 @@ impl Core {
                 Err(Stop::Failed(Error::NoSuchChunk(_))) => return Ok(()),
                 other => other?,
             };
-            core.trim_locked(&live, state, &mut entry, (0, 0))?;
+            core.trim_locked(&live, state, &mut entry, &[(0, 0)])?;
             entry.open = None;
             entry.touched = crate::entry::Regions::NONE;
             entry.flags = entry
@@ -97,7 +99,7 @@ impl Core {
                 .set(EntryFlags::IN_DOUBT, false)
                 .set(EntryFlags::TORN, false)
                 .set(EntryFlags::ABSENT, true);
-            state.written = crate::ranges::Ranges::default();
+            state.filled();
             core.record_state(How::Blocking, chunk, &mut entry)?;
             Ok(())
         })
@@ -110,12 +112,14 @@ impl Core {
         chunk: ChunkId,
         range: Range<u32>,
         checksums: &[u32],
+        epoch: Epoch,
     ) -> Result<bool, Error> {
         let live = self.lives.get(chunk);
         self.with_room(&live, |core, state| {
             let entry = core.settled_entry(How::Blocking, &live, state)?;
+            check_filling(state, &entry, epoch)?;
             let untouched = state.written.gaps(&range) == [range.clone()];
-            if !entry.is_partial() || range.end > entry.length || !untouched {
+            if range.end > entry.length || !untouched {
                 return Ok(false);
             }
             core.file(chunk, state, &entry)?;
@@ -133,6 +137,7 @@ impl Core {
         chunk: ChunkId,
         offset: u32,
         bytes: &Bytes,
+        epoch: Epoch,
     ) -> Result<(), Error> {
         let end = u32::try_from(bytes.len())
             .ok()
@@ -145,9 +150,7 @@ impl Core {
         self.with_room(&live, |core, state| {
             core.check_log_room()?;
             let mut entry = core.settled_entry(How::Blocking, &live, state)?;
-            if !entry.is_partial() {
-                return Err(Error::BadRequest("the copy is not being filled").into());
-            }
+            check_filling(state, &entry, epoch)?;
             for gap in state.written.gaps(&(offset..end)) {
                 let payload = bytes.slice(within(&gap, offset));
                 let checksums = piece_checksums(gap.start, &payload);
@@ -178,12 +181,19 @@ impl Core {
         let _one = live.syncing.lock();
         self.locked(&live, |core, state| {
             let mut entry = core.settled_entry(How::Blocking, &live, state)?;
-            if !entry.is_partial() {
-                return Err(Error::BadRequest("the copy is not being filled").into());
-            }
+            check_filling(state, &entry, epoch)?;
             let length = base.length.max(state.written.end());
-            if entry.length > length {
-                core.trim_locked(&live, state, &mut entry, (length, 0))?;
+            // Behind the base there is what was written meanwhile, and else nothing: a copy that
+            // was here before may have been longer.
+            let behind = base.length.min(entry.length)..entry.length;
+            let stale = state.written.gaps(&behind);
+            for gaps in stale.chunks(CUTS_AT_ONCE) {
+                let cut = |gap: &Range<u32>| match gap.end {
+                    end if end > length => (gap.start, 0),
+                    end => (gap.start, end - gap.start),
+                };
+                let cuts: Vec<_> = gaps.iter().map(cut).collect();
+                core.trim_locked(&live, state, &mut entry, &cuts)?;
             }
             entry.length = length;
             entry.inode = base.inode;
@@ -210,7 +220,7 @@ impl Core {
                 .set(EntryFlags::PARTIAL, false)
                 .set(EntryFlags::IN_DOUBT, false)
                 .set(EntryFlags::TORN, false);
-            state.written = crate::ranges::Ranges::default();
+            state.filled();
             core.record_state(How::Blocking, chunk, &mut entry)?;
             Ok(())
         })
@@ -232,3 +242,15 @@ impl Core {
         true
     }
 }
+
+/// A filling of an older epoch that is still under way would put down what has changed since.
+fn check_filling(state: &ChunkState, entry: &Entry, epoch: Epoch) -> Result<(), Error> {
+    if entry.is_partial() && state.fill_epoch == epoch {
+        return Ok(());
+    }
+    Err(NOT_FILLED)
+}
+
+const NOT_FILLED: Error = Error::BadRequest("the copy is not being filled in this epoch");
+/// Stale ranges that are cut out with one sync of the file.
+const CUTS_AT_ONCE: usize = 64;

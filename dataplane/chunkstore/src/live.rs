@@ -67,18 +67,30 @@ pub(crate) struct ChunkState {
     pub(crate) trims: Vec<(Lsn, u32, u32)>,
     /// While the base is fetched: what chain writes have written, which the base must not cover.
     pub(crate) written: Ranges,
-    /// Epoch of these writes.
-    pub(crate) written_epoch: Epoch,
+    /// Epoch in which the copy is being filled and of these writes; 0 when it is not.
+    pub(crate) fill_epoch: Epoch,
 }
 
 impl ChunkState {
+    /// Keeps what chain writes of this epoch write apart from the base, and forgets what was
+    /// written before.
+    pub(crate) fn fill_in(&mut self, epoch: Epoch) {
+        self.written = Ranges::default();
+        self.fill_epoch = epoch;
+    }
+
+    /// The copy is complete, or gone.
+    pub(crate) fn filled(&mut self) {
+        self.fill_in(Epoch(0));
+    }
+
     fn is_idle(&self) -> bool {
         self.overlay.is_empty()
             && self.dirty.is_empty()
             && !self.unsynced_file
             && !self.unsettled
             && self.trims.is_empty()
-            && self.written.count() == 0
+            && self.fill_epoch == Epoch(0)
     }
 }
 

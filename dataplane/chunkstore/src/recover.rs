@@ -8,6 +8,7 @@ use hither_proto::ids::ChunkId;
 use parking_lot::{Mutex, RwLock};
 
 use crate::buffers::Buffers;
+use crate::change::trimmed_range;
 use crate::checkpoint::Checkpoint;
 use crate::core::{Core, Counts, Keeper};
 use crate::error::Error;
@@ -76,11 +77,7 @@ impl Replay {
                 found.overlay.put(offset, &data, &checksums, lsn);
             }
             Change::Trim { offset, length } => {
-                let end = match length {
-                    0 => crate::geometry::CHUNK_BYTES,
-                    length => offset + length,
-                };
-                found.overlay.cut(&(offset..end));
+                found.overlay.cut(&trimmed_range(offset, length));
                 found.trims.push((lsn, offset, length));
             }
             // What is left keeps its hold on the log until it is moved again: that costs nothing,

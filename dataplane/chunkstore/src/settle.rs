@@ -2,6 +2,7 @@
 
 use hither_log::Lsn;
 
+use crate::change::trimmed_range;
 use crate::core::{Core, How, Stop, count};
 use crate::entry::{Entry, EntryFlags, Regions};
 use crate::error::Error;
@@ -62,11 +63,7 @@ impl Core {
         let mut torn = 0;
         file.drop_cache()?;
         for (_, offset, length) in &state.trims {
-            let end = match length {
-                0 => crate::geometry::CHUNK_BYTES,
-                length => offset + length,
-            };
-            file.zero(&(*offset..end))?;
+            file.zero(&trimmed_range(*offset, *length))?;
         }
         if !entry.suspect.is_empty() {
             file.cut(entry.length)?;

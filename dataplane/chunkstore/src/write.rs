@@ -57,6 +57,17 @@ pub(crate) struct Written {
     pub(crate) file: bool,
 }
 
+/// Whether what is below a write is here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Base {
+    /// The copy is complete.
+    Here,
+    /// The copy is being filled in the epoch of the write.
+    Apart,
+    /// As `Apart`, and this is the first that is known of it in this epoch.
+    Unseen,
+}
+
 impl Core {
     /// Carries out a small write if that need not wait for anything.
     pub(crate) fn try_write(&self, live: &Live, op: &WriteOp) -> Result<Written, Stop> {
@@ -111,14 +122,11 @@ impl Core {
         op: &WriteOp,
     ) -> Result<Written, Stop> {
         self.check_log_room()?;
-        let mut entry = self.entry_for_write(how, live, state, op)?;
+        let (mut entry, base) = self.entry_for_write(how, live, state, op)?;
         let range = op.offset..op.offset + len32(&op.payload);
         self.check_growth(how, live, state, &entry, &range)?;
-        if entry.is_partial() {
-            if state.written.count() >= WRITTEN_RANGES_MAX {
-                return Err(Error::Busy(self.index_number).into());
-            }
-            state.written.add(&range);
+        if base == Base::Apart && state.written.count() >= WRITTEN_RANGES_MAX {
+            return Err(Error::Busy(self.index_number).into());
         }
         entry.lease = op.lease;
         entry.chain = op.chain;
@@ -137,6 +145,13 @@ impl Core {
             &mut entry,
             (range.start, &op.payload, &op.checksums),
         )?;
+        if base == Base::Unseen {
+            // The base that comes in this epoch has what was written under older ones.
+            state.fill_in(op.epoch);
+        }
+        if base != Base::Here {
+            state.written.add(&range);
+        }
         count(&self.counts.writes, 1);
         count(&self.counts.write_bytes, op.payload.len());
         Ok(written)
@@ -149,7 +164,7 @@ impl Core {
         live: &Live,
         state: &mut ChunkState,
         op: &WriteOp,
-    ) -> Result<Entry, Stop> {
+    ) -> Result<(Entry, Base), Stop> {
         self.check()?;
         let chunk = op.chunk;
         let (found, deleted) = {
@@ -189,15 +204,15 @@ impl Core {
             }
         };
         let incomplete = op.filling && entry.verified < op.epoch;
-        if !entry.is_partial() && !incomplete {
-            return Ok(entry);
-        }
-        if !entry.is_partial() || state.written_epoch != op.epoch {
-            // The base that comes in this epoch has what was written under older ones.
-            state.written = crate::ranges::Ranges::default();
-            state.written_epoch = op.epoch;
-        }
-        Ok(entry.with_flag(EntryFlags::PARTIAL, true))
+        let base = match entry.is_partial() {
+            false if !incomplete => Base::Here,
+            true if state.fill_epoch == op.epoch => Base::Apart,
+            _ => Base::Unseen,
+        };
+        Ok((
+            entry.with_flag(EntryFlags::PARTIAL, base != Base::Here),
+            base,
+        ))
     }
 
     /// Puts bytes into a copy whose entry says already what it will be. Bytes that lie over others

@@ -48,9 +48,9 @@ fn the_base_goes_only_where_no_write_has_been() {
     assert_eq!(content(&disk, 1), Err(Error::Incomplete(CHUNK)));
     assert_eq!(disk.partial(GROUP), [CHUNK]);
     begin(&disk, 3).unwrap();
-    disk.fill_base(CHUNK, 0, &expected[..150_000].to_vec().into())
+    disk.fill_base(CHUNK, 0, &expected[..150_000].to_vec().into(), EPOCH)
         .unwrap();
-    disk.fill_base(CHUNK, 150_000, &expected[150_000..].to_vec().into())
+    disk.fill_base(CHUNK, 150_000, &expected[150_000..].to_vec().into(), EPOCH)
         .unwrap();
     let past_end = pattern(1, 4, 310_000, 10);
     disk.write_wait(chain_write(3, 310_000, past_end.clone()))
@@ -81,7 +81,8 @@ fn a_stale_copy_becomes_that_of_the_other_member() {
         .unwrap();
     begin(&disk, 3).unwrap();
     let good = pattern(1, 1, 0, 120_000);
-    disk.fill_base(CHUNK, 0, &good.clone().into()).unwrap();
+    disk.fill_base(CHUNK, 0, &good.clone().into(), EPOCH)
+        .unwrap();
     disk.fill_end(CHUNK, &base(120_000, 7), EPOCH).unwrap();
     same(&content(&disk, 1).unwrap(), &good);
     let entry = disk.entry(CHUNK).unwrap();
@@ -91,6 +92,37 @@ fn a_stale_copy_becomes_that_of_the_other_member() {
     );
 }
 
+/// The file was cut while this member was away, and written again further on while it fills: between
+/// the two there is nothing but zeros.
+#[test]
+fn behind_the_base_nothing_of_a_stale_copy_is_left() {
+    let memory = CrashDisk::new();
+    let (store, disk) = open(&memory);
+    disk.write_wait(write(1, 2, 0, pattern(1, 9, 0, 200_000)))
+        .unwrap();
+    disk.write_wait(write(1, 2, 90_000, vec![5; 100])).unwrap();
+    disk.write_wait(chain_write(3, 150_000, vec![7; 1000]))
+        .unwrap();
+    begin(&disk, 3).unwrap();
+    disk.write_wait(chain_write(3, 160_000, vec![8; 1000]))
+        .unwrap();
+    let good = pattern(1, 1, 0, 80_000);
+    disk.fill_base(CHUNK, 0, &good.clone().into(), EPOCH)
+        .unwrap();
+    disk.fill_end(CHUNK, &base(80_000, 4), EPOCH).unwrap();
+    let mut expected = good;
+    expected.resize(161_000, 0);
+    expected[150_000..151_000].fill(7);
+    expected[160_000..].fill(8);
+    same(&content(&disk, 1).unwrap(), &expected);
+    disk.flush_all().unwrap();
+    drop((store, disk));
+    for seed in 0..10 {
+        let (_store, disk) = open(&memory.power_loss(seed));
+        same(&content(&disk, 1).unwrap(), &expected);
+    }
+}
+
 #[test]
 fn writes_of_an_older_epoch_do_not_keep_the_base_out() {
     let (_store, disk) = open(&CrashDisk::new());
@@ -98,11 +130,33 @@ fn writes_of_an_older_epoch_do_not_keep_the_base_out() {
     // The member was away, and what it has of epoch 3 may have been overwritten elsewhere.
     begin(&disk, 5).unwrap();
     disk.write_wait(chain_write(5, 50, vec![2; 10])).unwrap();
-    disk.fill_base(CHUNK, 0, &vec![9; 100].into()).unwrap();
+    disk.fill_base(CHUNK, 0, &vec![9; 100].into(), Epoch(5))
+        .unwrap();
     disk.fill_end(CHUNK, &base(100, 5), Epoch(5)).unwrap();
     let mut expected = vec![9; 100];
     expected[50..60].fill(2);
     same(&content(&disk, 1).unwrap(), &expected);
+}
+
+/// A filling that is still under way when the group goes on to its next epoch puts nothing down.
+#[test]
+fn a_filling_of_an_older_epoch_has_ended() {
+    let (_store, disk) = open(&CrashDisk::new());
+    begin(&disk, 3).unwrap();
+    disk.fill_base(CHUNK, 0, &vec![1; 100].into(), EPOCH)
+        .unwrap();
+    begin(&disk, 4).unwrap();
+    let late = disk.fill_base(CHUNK, 0, &vec![9; 100].into(), EPOCH);
+    assert!(matches!(late, Err(Error::BadRequest(_))), "{late:?}");
+    let late = disk.fill_end(CHUNK, &base(100, 5), EPOCH);
+    assert!(matches!(late, Err(Error::BadRequest(_))), "{late:?}");
+    assert!(matches!(begin(&disk, 3), Err(Error::BadRequest(_))));
+    disk.fill_base(CHUNK, 0, &vec![2; 100].into(), Epoch(4))
+        .unwrap();
+    disk.fill_end(CHUNK, &base(100, 5), Epoch(4)).unwrap();
+    same(&content(&disk, 1).unwrap(), &[2; 100]);
+    let late = disk.fill_base(CHUNK, 0, &vec![9; 100].into(), Epoch(4));
+    assert!(matches!(late, Err(Error::BadRequest(_))), "{late:?}");
 }
 
 #[test]
@@ -110,7 +164,8 @@ fn filling_afresh_keeps_nothing() {
     let (_store, disk) = open(&CrashDisk::new());
     disk.write_wait(chain_write(3, 0, vec![1; 100])).unwrap();
     disk.refill_begin(CHUNK, GROUP, InodeId(9), EPOCH).unwrap();
-    disk.fill_base(CHUNK, 0, &vec![9; 60].into()).unwrap();
+    disk.fill_base(CHUNK, 0, &vec![9; 60].into(), EPOCH)
+        .unwrap();
     disk.fill_end(CHUNK, &base(60, 6), EPOCH).unwrap();
     same(&content(&disk, 1).unwrap(), &[9; 60]);
 }
@@ -120,7 +175,7 @@ fn a_partial_copy_is_still_partial_after_a_crash() {
     let memory = CrashDisk::new();
     let (store, disk) = open(&memory);
     begin(&disk, 3).unwrap();
-    disk.fill_base(CHUNK, 0, &pattern(1, 1, 0, 200_000).into())
+    disk.fill_base(CHUNK, 0, &pattern(1, 1, 0, 200_000).into(), EPOCH)
         .unwrap();
     disk.flush_wait(&[CHUNK]).unwrap();
     drop((store, disk));
@@ -129,7 +184,8 @@ fn a_partial_copy_is_still_partial_after_a_crash() {
         assert_eq!(content(&disk, 1), Err(Error::Incomplete(CHUNK)));
         assert_eq!(disk.partial(GROUP), [CHUNK]);
         begin(&disk, 9).unwrap();
-        disk.fill_base(CHUNK, 0, &vec![3; 1000].into()).unwrap();
+        disk.fill_base(CHUNK, 0, &vec![3; 1000].into(), Epoch(9))
+            .unwrap();
         disk.fill_end(CHUNK, &base(1000, 3), Epoch(9)).unwrap();
         same(&content(&disk, 1).unwrap(), &[3; 1000]);
     }
@@ -186,13 +242,18 @@ fn a_verified_copy_takes_writes_as_it_is() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Pieces of the base and chain writes in any order: the writes win.
+    /// Pieces of the base and chain writes in any order, over whatever was here before: the writes
+    /// win, and of the old copy nothing is left.
     #[test]
     fn any_order_of_base_and_writes(
+        old in 0usize..600_000,
         length in 1u32..300_000,
-        steps in prop::collection::vec((any::<bool>(), 0u32..300_000, 1u32..120_000), 0..25),
+        steps in prop::collection::vec((any::<bool>(), 0u32..500_000, 1u32..120_000), 0..25),
     ) {
         let (_store, disk) = open(&CrashDisk::new());
+        if old > 0 {
+            disk.write_wait(write(1, 2, 0, pattern(1, 99, 0, old))).unwrap();
+        }
         begin(&disk, 3).unwrap();
         let theirs = pattern(1, 0, 0, length as usize);
         let mut expected = theirs.clone();
@@ -206,12 +267,12 @@ proptest! {
                 expected[offset as usize..end].copy_from_slice(&bytes);
             } else {
                 let range = offset.min(length) as usize..(offset + size).min(length) as usize;
-                disk.fill_base(CHUNK, offset.min(length), &theirs[range].to_vec().into()).unwrap();
+                disk.fill_base(CHUNK, offset.min(length), &theirs[range].to_vec().into(), EPOCH).unwrap();
             }
         }
         for start in (0..length).step_by(100_000) {
             let range = start as usize..(start + 100_000).min(length) as usize;
-            disk.fill_base(CHUNK, start, &theirs[range].to_vec().into()).unwrap();
+            disk.fill_base(CHUNK, start, &theirs[range].to_vec().into(), EPOCH).unwrap();
         }
         disk.fill_end(CHUNK, &base(length, 1), EPOCH).unwrap();
         same(&content(&disk, 1).unwrap(), &expected);
