@@ -16,6 +16,7 @@ use hither_net::NetError;
 use hither_proto::chunk::Copy;
 use hither_proto::ids::{ChunkId, ChunkserverId, Epoch, InodeId, LeaseId};
 use parking_lot::Mutex;
+use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -203,7 +204,7 @@ impl Fill {
     }
 
     /// In-sync members that are up.
-    fn sources(&self, inner: &Inner) -> Vec<ChunkserverId> {
+    pub(crate) fn sources(&self, inner: &Inner) -> Vec<ChunkserverId> {
         let map = inner.link.map();
         map.in_sync(self.mandate.group)
             .filter(|id| *id != inner.me)
@@ -348,18 +349,22 @@ impl Fill {
         source: ChunkserverId,
         afresh: bool,
     ) -> Result<(), Trouble> {
-        let lock = Arc::clone(self.chunks.lock().entry(chunk).or_default());
-        let one = lock.lock().await;
-        let outcome = self.take_over_locked(inner, chunk, source, afresh).await;
-        drop(one);
-        drop(lock);
-        self.chunks
-            .lock()
-            .retain(|_, lock| Arc::strong_count(lock) > 1);
-        outcome
+        let _one = self.alone(chunk).await;
+        self.take_over_locked(inner, chunk, source, afresh).await
     }
 
-    async fn take_over_locked(
+    /// Waits until nobody else takes this copy over or changes it while it may be taken over.
+    pub(crate) async fn alone(&self, chunk: ChunkId) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut chunks = self.chunks.lock();
+            chunks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(chunks.entry(chunk).or_default())
+        };
+        lock.lock_owned().await
+    }
+
+    /// As [`Fill::take_over`], for the one that is [`Fill::alone`] with the copy.
+    pub(crate) async fn take_over_locked(
         &self,
         inner: &Arc<Inner>,
         chunk: ChunkId,
@@ -367,6 +372,10 @@ impl Fill {
         afresh: bool,
     ) -> Result<(), Trouble> {
         self.check()?;
+        if self.mends && !is_partial(inner, &self.mandate, chunk) {
+            // Completed meanwhile, and perhaps changed since, here before there.
+            return Ok(());
+        }
         let (group, epoch) = (self.mandate.group, self.mandate.epoch);
         let place = self.place(source);
         let Some(copy) = copy_of(inner, place, chunk).await? else {
@@ -429,9 +438,10 @@ impl Fill {
         length: u32,
     ) -> Result<bool, Trouble> {
         let sums = fetch_checksums(inner, place, chunk, offset, length).await?;
+        let epoch = self.mandate.epoch;
         let same = inner
             .on_disk(self.mandate.disk, move |disk| {
-                disk.has_base(chunk, offset..offset + length, &sums)
+                disk.has_base(chunk, offset..offset + length, &sums, epoch)
             })
             .await;
         match same {
@@ -454,12 +464,15 @@ impl Fill {
         add(&inner.counts.filled_bytes, bytes.len() as u64);
         self.bytes_done
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        if bytes.is_empty() {
-            return Ok(());
+        if bytes.len() < length as usize {
+            return Err(Trouble::Later(format!(
+                "chunk {chunk} became shorter while it was taken over"
+            )));
         }
+        let epoch = self.mandate.epoch;
         let put = inner
             .on_disk(self.mandate.disk, move |disk| {
-                disk.fill_base(chunk, offset, &bytes)
+                disk.fill_base(chunk, offset, &bytes, epoch)
             })
             .await;
         match put {
@@ -509,6 +522,14 @@ impl Fill {
 pub(crate) fn has_partial(inner: &Inner, mandate: &Mandate) -> bool {
     let disk = inner.store.disk(mandate.disk);
     disk.is_some_and(|disk| !disk.partial(mandate.group).is_empty())
+}
+
+pub(crate) fn is_partial(inner: &Inner, mandate: &Mandate, chunk: ChunkId) -> bool {
+    let entry = inner
+        .store
+        .disk(mandate.disk)
+        .and_then(|disk| disk.entry(chunk));
+    entry.is_some_and(|entry| entry.is_partial())
 }
 
 fn refused(refusal: Refusal) -> Trouble {

@@ -8,9 +8,10 @@ use hither_chunkstore::Error;
 use hither_proto::ids::{ChunkId, ChunkserverId, Epoch, GroupId};
 use hither_proto::map::{Member, MemberState};
 use parking_lot::Mutex;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::authority::{Mandate, Need};
-use crate::fill::{Fill, Trouble, has_partial};
+use crate::fill::{Fill, Trouble, has_partial, is_partial};
 use crate::handler::Judged;
 use crate::server::Inner;
 use crate::status::Refusal;
@@ -122,36 +123,76 @@ impl Fills {
         }
     }
 
-    /// Takes a copy over from `source`, whose copy is final. Stable when this returns.
-    pub(crate) async fn refill(
+    /// Makes a copy ready for a change that `source`, whose copy is final, has made already. A
+    /// complete copy is the caller's alone for as long as what is returned is kept; one that lacks
+    /// bytes is taken over whole, with the change, and stable.
+    ///
+    /// A complete copy is not taken over too: it would be incomplete for a while, and the manager
+    /// may be making this member in-sync at the same time.
+    pub(crate) async fn follow_change(
         &self,
         inner: &Arc<Inner>,
         mandate: Mandate,
         chunk: ChunkId,
         source: ChunkserverId,
-    ) -> Result<(), Refusal> {
-        let fill = {
-            let groups = self.groups.lock();
-            let found = groups.get(&mandate.group);
-            found
-                .filter(|fill| fill.mandate.epoch == mandate.epoch)
-                .cloned()
-        };
-        let Some(fill) = fill else {
-            return Err(Refusal::retry("the filling has not begun yet"));
-        };
-        let filled = fill.take_over(inner, chunk, source, true).await;
-        match filled {
-            Ok(()) => {}
-            Err(Trouble::Cancelled) => return Err(Refusal::retry("the group has moved on")),
-            Err(Trouble::Later(text)) => return Err(Refusal::retry(text)),
+    ) -> Result<Followed, Refusal> {
+        let fill = self.at(&mandate)?;
+        let alone = fill.alone(chunk).await;
+        let held = inner.disk(mandate.disk)?.entry(chunk);
+        let whole = held.is_some_and(|entry| entry.exists() && !entry.is_partial());
+        if whole && !fill.lacks(chunk) {
+            return Ok(Followed::Complete(alone));
         }
+        taken(fill.take_over_locked(inner, chunk, source, true).await)?;
         let (sender, receiver) = tokio::sync::oneshot::channel();
         inner.disk(mandate.disk)?.flush(&[chunk], move |outcome| {
             // Whoever asked for it may be gone.
             let _ = sender.send(outcome);
         });
         receiver.await.unwrap_or(Err(Error::Closed))?;
-        Ok(())
+        Ok(Followed::TakenOver)
+    }
+
+    /// Completes a copy of an in-sync member that is partial still, before it is changed: what is
+    /// fetched for it comes from copies that may not have the change yet.
+    pub(crate) async fn complete(
+        &self,
+        inner: &Arc<Inner>,
+        mandate: Mandate,
+        chunk: ChunkId,
+    ) -> Result<(), Refusal> {
+        if !is_partial(inner, &mandate, chunk) {
+            return Ok(());
+        }
+        let fill = self.at(&mandate)?;
+        let Some(source) = fill.sources(inner).first().copied() else {
+            return Err(Refusal::retry("no other member is in-sync"));
+        };
+        taken(fill.take_over(inner, chunk, source, false).await)
+    }
+
+    fn at(&self, mandate: &Mandate) -> Result<Arc<Fill>, Refusal> {
+        let groups = self.groups.lock();
+        let found = groups.get(&mandate.group);
+        found
+            .filter(|fill| fill.mandate.epoch == mandate.epoch)
+            .cloned()
+            .ok_or_else(|| Refusal::retry("the filling has not begun yet"))
+    }
+}
+
+/// Outcome of [`Fills::follow_change`].
+pub(crate) enum Followed {
+    /// The copy is the source's, with the change.
+    TakenOver,
+    /// The copy is complete and still lacks the change.
+    Complete(OwnedMutexGuard<()>),
+}
+
+fn taken(outcome: Result<(), Trouble>) -> Result<(), Refusal> {
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(Trouble::Cancelled) => Err(Refusal::retry("the group has moved on")),
+        Err(Trouble::Later(text)) => Err(Refusal::retry(text)),
     }
 }

@@ -18,7 +18,8 @@ use hither_proto::status::Status;
 use prost::Message;
 
 use crate::authority::{Mandate, followers, passes_on};
-use crate::fetch::{Place, ask, copy_of, fetch_range};
+use crate::fetch::{Place, ask, copy_of, fetch_checksums, fetch_range};
+use crate::fills::Followed;
 use crate::gate::Ticket;
 use crate::operation::{Call, Operation, Parked};
 use crate::server::Inner;
@@ -95,6 +96,9 @@ impl Task<'_> {
         let target = target(seal.target.as_ref())?;
         let (chunk, lease) = (ChunkId(target.chunk), LeaseId(target.lease));
         let group = self.mandate.group;
+        if !self.mandate.filling {
+            self.whole(chunk).await?;
+        }
         // What failed under older leases is to be among what the copies are compared by.
         self.write_doubts_down(&[chunk], lease).await?;
         let sealed = self
@@ -122,13 +126,6 @@ impl Task<'_> {
             .as_ref()
             .map(|source| ChunkserverId(source.server))
             .ok_or_else(|| bad_request("a settle names no source"))?;
-        if self.mandate.filling {
-            self.inner
-                .fills
-                .refill(self.inner, self.mandate, chunk, source)
-                .await?;
-            return Ok(Empty {});
-        }
         let op = SettleOp {
             chunk,
             group: self.mandate.group,
@@ -139,6 +136,17 @@ impl Task<'_> {
             length: settle.length,
             clear_open: true,
         };
+        if self.mandate.filling {
+            let fills = &self.inner.fills;
+            let followed = fills.follow_change(self.inner, self.mandate, chunk, source);
+            if let Followed::Complete(_alone) = followed.await? {
+                // The blocks named are those in which the in-sync members differ.
+                let blocks = self.differing(source, chunk, settle.length).await?;
+                self.settle_from(source, op, &blocks).await?;
+            }
+            return Ok(Empty {});
+        }
+        self.whole(chunk).await?;
         if source == self.inner.me {
             self.disk(move |disk| disk.settle_blocks(&op)).await?;
             self.pass_on(Kind::CHUNK_SETTLE, settle).await?;
@@ -146,6 +154,36 @@ impl Task<'_> {
         }
         self.settle_from(source, op, &settle.blocks).await?;
         Ok(Empty {})
+    }
+
+    /// Sees to it that an in-sync member's copy lacks nothing.
+    async fn whole(&self, chunk: ChunkId) -> Result<(), Refusal> {
+        let fills = &self.inner.fills;
+        fills.complete(self.inner, self.mandate, chunk).await
+    }
+
+    /// Blocks of the copy here that are not as another member has them, up to its `length`.
+    async fn differing(
+        &self,
+        source: ChunkserverId,
+        chunk: ChunkId,
+        length: u32,
+    ) -> Result<Vec<u32>, Refusal> {
+        let place = self.place(source);
+        let mut differing = Vec::new();
+        for offset in (0..length).step_by(COMPARED_BYTES as usize) {
+            let count = COMPARED_BYTES.min(length - offset);
+            let theirs = fetch_checksums(self.inner, place, chunk, offset, count)
+                .await
+                .map_err(|error| self.unreached(source, &error))?;
+            let held = self.disk(move |disk| disk.read(chunk, offset, count)).await;
+            // What cannot be read here, or ends earlier, is taken from there.
+            let ours = held.map_or_else(|_| Vec::new(), |data| data.checksums);
+            let blocks = (offset / CHECKSUM_BLOCK..).zip(&theirs).enumerate();
+            let other = blocks.filter(|(at, (_, sum))| ours.get(*at) != Some(*sum));
+            differing.extend(other.map(|(_, (block, _))| block));
+        }
+        Ok(differing)
     }
 
     /// Takes blocks from another member's copy.
@@ -206,14 +244,14 @@ impl Task<'_> {
         if self.mandate.filling
             && let Some(source) = self.peer
         {
-            self.inner
-                .fills
-                .refill(self.inner, self.mandate, chunk, source)
-                .await?;
-            // For a chunk that its source has not: the lease at least is remembered.
+            let fills = &self.inner.fills;
+            let followed = fills.follow_change(self.inner, self.mandate, chunk, source);
+            let _alone = followed.await?;
+            // Also for a chunk that its source has not: the lease at least is remembered.
             self.disk(move |disk| disk.trim(&op)).await?;
             return Ok(Empty {});
         }
+        self.whole(chunk).await?;
         self.disk(move |disk| disk.trim(&op)).await?;
         self.follow(Kind::CHUNK_TRIM, trim).await?;
         Ok(Empty {})
@@ -371,6 +409,8 @@ fn runs_of(blocks: &[u32]) -> Vec<(u32, u32)> {
     runs
 }
 
+/// Bytes compared at once.
+const COMPARED_BYTES: u32 = 1 << 20;
 /// Copies in one page of a list.
 const LIST_MAX: u32 = 1024;
 /// Blocks fetched at once.

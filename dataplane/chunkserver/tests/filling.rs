@@ -198,6 +198,7 @@ async fn what_the_metadata_side_changes_reaches_filling_members_too() {
     assert_eq!(cluster.start_server(2).await, 2);
     cluster.manager.set_group(&[(1, InSync), (2, Filling)], 1);
     until_filled(&cluster, 2).await;
+    let fetched = cluster.servers[&2].counters().filled_bytes;
     // Filled, but the manager has not made it in-sync yet.
     let trim = Trim {
         target: Some(cluster.target(1, 5)),
@@ -222,6 +223,8 @@ async fn what_the_metadata_side_changes_reaches_filling_members_too() {
         chunks: vec![3],
     };
     cluster.call(1, Kind::CHUNK_DELETE, &delete).await.unwrap();
+    // No copy was given up to be taken over again: the manager may make it in-sync at any time.
+    assert_eq!(cluster.servers[&2].counters().filled_bytes, fetched);
     // A late write under the old lease is refused by the tail as by the head.
     assert_eq!(
         support::refused(cluster.write(&[1, 2], put(1, 1, 2, 0, 10)).await).0,
@@ -329,6 +332,56 @@ async fn an_in_sync_member_completes_a_copy_that_was_left_partial() {
     tokio::time::timeout(support::WAIT, wait).await.unwrap();
     let mut expected = bytes.bytes.to_vec();
     expected[1_000_000..1_100_000].copy_from_slice(&over.bytes);
+    for id in [1, 2] {
+        same(&cluster.content(id, 1).await.unwrap(), &expected);
+    }
+}
+
+/// A cut reaches the member that still completes its copy before it reaches the one it takes the
+/// bytes from.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_is_being_completed_is_cut_only_then() {
+    let cluster = Cluster::adjusted(2, |config| config.fill_bytes_per_second = 4 << 20).await;
+    cluster
+        .write(&[1, 2], put(1, 1, 1, 0, 3_000_000))
+        .await
+        .unwrap();
+    let disk = cluster.servers[&2]
+        .store()
+        .disk(hither_proto::ids::DiskIndex(0))
+        .unwrap()
+        .clone();
+    disk.discard(hither_proto::ids::ChunkId(1)).unwrap();
+    disk.refill_begin(
+        hither_proto::ids::ChunkId(1),
+        hither_proto::ids::GroupId(GROUP),
+        hither_proto::ids::InodeId(101),
+        hither_proto::ids::Epoch(cluster.manager.epoch()),
+    )
+    .unwrap();
+    cluster.manager.set_group(&[(1, InSync), (2, InSync)], 1);
+    let trim = Trim {
+        target: Some(cluster.target(1, 5)),
+        offset: 1_000_001,
+        length: 0,
+    };
+    let trimmed = async {
+        // Asked again as the metadata side does.
+        while let Err(error) = cluster.call(2, Kind::CHUNK_TRIM, &trim).await {
+            let (status, ..) = support::refused(Err::<(), _>(error));
+            assert!(matches!(status, Status::RETRY | Status::STALE_EPOCH));
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(support::WAIT, trimmed).await.unwrap();
+    let wait = async {
+        while cluster.read(2, 1, 0, 10).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(support::WAIT, wait).await.unwrap();
+    cluster.call(1, Kind::CHUNK_TRIM, &trim).await.unwrap();
+    let expected = pattern(1, 1, 0, 1_000_001);
     for id in [1, 2] {
         same(&cluster.content(id, 1).await.unwrap(), &expected);
     }
