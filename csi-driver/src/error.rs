@@ -1,6 +1,7 @@
 //! Why a request is refused, and the gRPC code of each reason.
 
 use hither_client::{FsError, StartError};
+use hither_mounter_proto::Holder;
 use hither_proto::status::Errno;
 use tonic::{Code, Status};
 
@@ -26,6 +27,14 @@ pub enum Refusal {
     /// Something else has to happen first.
     #[error("{0}")]
     NotNow(String),
+    /// Another mount has claimed the volume.
+    #[error("{text}")]
+    Taken {
+        /// What the mount daemon says.
+        text: String,
+        /// The other mount.
+        holder: Holder,
+    },
     /// Another request for the volume is under way, or something of this one may remain: repeat.
     #[error("{0}")]
     Busy(String),
@@ -53,7 +62,7 @@ impl Refusal {
             Self::Exists(_) => Code::AlreadyExists,
             Self::OutOfRange(_) => Code::OutOfRange,
             Self::NoRoom(_) => Code::ResourceExhausted,
-            Self::NotNow(_) => Code::FailedPrecondition,
+            Self::NotNow(_) | Self::Taken { .. } => Code::FailedPrecondition,
             Self::Busy(_) | Self::BadToken(_) => Code::Aborted,
             Self::Unreachable(_) => Code::Unavailable,
             Self::TooSlow(_) => Code::DeadlineExceeded,

@@ -13,6 +13,7 @@ use hither_csi::guard::Guards;
 use hither_csi::identity::IdentityService;
 use hither_csi::level::SpecLevel;
 use hither_csi::node::events::Events;
+use hither_csi::node::fencing::Nodes;
 use hither_csi::node::labels::NodeLabels;
 use hither_csi::node::mounter::SocketMounter;
 use hither_csi::node::record::Records;
@@ -171,6 +172,7 @@ async fn run_node(arguments: NodePlugin) -> anyhow::Result<()> {
             records,
             mounter: Arc::new(SocketMounter::new(arguments.mounter_socket.clone())),
             labels,
+            nodes: Nodes::new(arguments.node_name.clone(), client.clone()),
         },
         clusters: Arc::clone(&clusters),
         events: Events::new(client.clone(), &arguments.node_name),

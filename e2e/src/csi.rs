@@ -16,6 +16,7 @@ use hither_csi::rpc::csi::volume_capability::{
 use hither_csi::rpc::registration::registration_client::RegistrationClient;
 use hither_csi::rpc::registration::{InfoRequest, PluginInfo};
 use hyper_util::rt::TokioIo;
+use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
@@ -28,6 +29,7 @@ pub struct Driver {
     secrets: BTreeMap<String, String>,
     runtime: tokio::runtime::Runtime,
     processes: Vec<(Part, Child)>,
+    node: String,
     /// More arguments of the node plugin.
     node_arguments: Vec<String>,
 }
@@ -50,7 +52,16 @@ impl Driver {
     /// When one does not start.
     #[must_use]
     pub fn start(cluster: &Cluster, node_arguments: &[&str]) -> Self {
-        let dir = cluster.dir().to_owned();
+        Self::start_on("n1", cluster, node_arguments)
+    }
+
+    /// Starts all three on another node.
+    ///
+    /// # Panics
+    /// When one does not start.
+    #[must_use]
+    pub fn start_on(node: &str, cluster: &Cluster, node_arguments: &[&str]) -> Self {
+        let dir = cluster.dir().join(node);
         let status = cluster.admin(&["status"]);
         let id = status["cluster"].as_str().expect("an id").to_owned();
         let secret = dir.join("clusters/demo");
@@ -61,6 +72,7 @@ impl Driver {
             std::fs::write(secret.join(key), value).expect("a secret");
         }
         let mut driver = Self {
+            node: node.to_owned(),
             dir,
             secrets: secrets
                 .map(|(key, value)| (key.to_owned(), value.clone()))
@@ -135,7 +147,7 @@ impl Driver {
             Part::Node => {
                 let mut command = Command::new(binary());
                 command.args(["node", "--endpoint", &endpoint, "--clusters-dir", &clusters]);
-                command.args(["--node-name", "n1", "--no-kubernetes", "--zone", "a"]);
+                command.args(["--node-name", &self.node, "--no-kubernetes", "--zone", "a"]);
                 command.arg("--kubelet-dir").arg(self.kubelet(""));
                 command
                     .arg("--mounter-socket")
@@ -165,6 +177,17 @@ impl Driver {
         child.kill().ok();
         child.wait().expect("it ends");
         self.processes.retain(|(of, _)| *of != part);
+    }
+
+    /// Stops a part, or lets it go on.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn pause(&mut self, part: Part, stop: bool) {
+        let child = self.child(part);
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let signal = if stop { Signal::STOP } else { Signal::CONT };
+        kill_process(pid.expect("an id"), signal).expect("it is signalled");
     }
 
     /// Waits until a part has ended by itself.
@@ -290,7 +313,7 @@ impl Driver {
     /// Where a volume is staged: the kubelet makes the directory.
     #[must_use]
     pub fn staging(&self, handle: &str) -> PathBuf {
-        self.kubelet(&format!("plugins/kubernetes.io/{handle}/globalmount"))
+        self.kubelet(&format!("plugins/kubernetes.io/csi/{handle}/globalmount"))
     }
 
     /// Stages a volume.

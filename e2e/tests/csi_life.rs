@@ -267,6 +267,68 @@ fn a_volume_of_one_pod() {
     driver.assert_nothing_left();
 }
 
+/// A volume of one node is on one node: another is refused while the first one renews its session,
+/// gets it once that was not heard of for its lease, and the first one then writes nothing more.
+#[test]
+fn a_volume_of_one_node_is_fenced() {
+    let cluster = Cluster::up("a,b", 1, &[]);
+    let mut first = Driver::start(&cluster, &[]);
+    let second = Driver::start_on("n2", &cluster, &[]);
+    let rwo = Mode::SingleNodeWriter;
+    let handle = first.create("rwo", SIZE).unwrap().volume_id;
+    first.stage(&handle, rwo).unwrap();
+    let at = first.publish(&handle, "a", rwo, false).unwrap();
+    write_stable(&at.join("f"), &pattern(1, 0, 100_000));
+    let refused = second.stage(&handle, rwo).unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("on n1"), "{refused}");
+    assert!(second.mounts().is_empty() && second.records().is_empty());
+
+    // The node goes silent, without anybody knowing whether it still writes.
+    let open = fs::File::options().append(true).open(at.join("f")).unwrap();
+    first.pause(Part::Mounter, true);
+    assert_eq!(code(second.stage(&handle, rwo)), Code::FailedPrecondition);
+    eventually(Duration::from_secs(60), "the lease ends", || {
+        second.stage(&handle, rwo).is_ok()
+    });
+    let there = second.publish(&handle, "b", rwo, false).unwrap();
+    assert!(fs::read(there.join("f")).unwrap() == pattern(1, 0, 100_000));
+    write_stable(&there.join("f"), &pattern(2, 0, 50_000));
+
+    // It comes back, and finds that it has nothing any more. The pod's own mount stays dead.
+    first.pause(Part::Mounter, false);
+    let late =
+        std::os::unix::fs::FileExt::write_at(&open, b"late", 0).and_then(|_| open.sync_all());
+    assert!(late.is_err(), "written beside the new owner");
+    drop(open);
+    assert!(fs::write(at.join("g"), "late").is_err());
+    let found = fs::read(there.join("f")).unwrap();
+    assert!(found[..50_000] == pattern(2, 0, 50_000) && !there.join("g").exists());
+
+    // Given back, it may be anywhere again.
+    insist(|| second.unpublish(&handle, "b")).unwrap();
+    insist(|| second.unstage(&handle)).unwrap();
+    insist(|| first.unpublish(&handle, "a")).unwrap();
+    insist(|| first.unstage(&handle)).unwrap();
+    first.stage(&handle, rwo).unwrap();
+    let at = first.publish(&handle, "a", rwo, false).unwrap();
+    // Its own daemon dies: what nobody serves is no reason to wait.
+    first.kill(Part::Mounter);
+    first.run(Part::Mounter, None);
+    let begun = Instant::now();
+    eventually(Duration::from_secs(30), "the mount is made anew", || {
+        fs::read(at.join("f")).is_ok()
+    });
+    assert!(
+        begun.elapsed() < Duration::from_secs(14),
+        "it waited for its own lease"
+    );
+    insist(|| first.unpublish(&handle, "a")).unwrap();
+    insist(|| first.unstage(&handle)).unwrap();
+    first.assert_nothing_left();
+    second.assert_nothing_left();
+}
+
 /// The plugin is killed and started anew while a pod writes: the pod notices nothing.
 #[test]
 fn killing_the_plugin_is_invisible() {

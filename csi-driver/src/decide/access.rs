@@ -87,6 +87,12 @@ impl Access {
         )
     }
 
+    /// Whether one node may have the volume at a time.
+    #[must_use]
+    pub fn is_of_one_node(mode: Mode) -> bool {
+        !matches!(mode, Mode::MultiNodeReaderOnly | Mode::MultiNodeMultiWriter)
+    }
+
     /// Options of the FUSE mount: the flags without those of the bind mounts.
     #[must_use]
     pub fn fuse_options(&self) -> Vec<&str> {

@@ -52,7 +52,7 @@ pub fn staging(handle: &str, place: &Path, mounts: &[Mount], served: &[Served]) 
         [only] => {
             let is_served = served.iter().any(|one| {
                 let same = one.device.is_empty() || one.device == only.device;
-                one.mount == handle && Path::new(&one.staging) == place && same
+                one.mount == handle && Path::new(&one.staging) == place && same && !one.over
             });
             if is_served {
                 Staging::Alive(only.device.clone())
@@ -177,6 +177,7 @@ mod tests {
             device: device.into(),
             options: String::new(),
             preferred: String::new(),
+            over: false,
         }
     }
 

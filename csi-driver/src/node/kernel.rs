@@ -79,6 +79,28 @@ pub fn detach_all(at: &Path) -> Result<(), Refusal> {
     )))
 }
 
+/// Ends a FUSE connection, given the device number of its mount: whoever serves it is told, and
+/// whoever uses it gets an error.
+///
+/// # Errors
+/// `Broken` when the kernel refuses.
+pub fn end_connection(device: &str) -> Result<(), Refusal> {
+    let connections = Path::new("/sys/fs/fuse/connections");
+    let minor = device.rsplit(':').next().unwrap_or_default();
+    let abort = connections.join(minor).join("abort");
+    if mountinfo::at(&mounts()?, connections).is_empty() {
+        mount("fusectl", connections, "fusectl", MountFlags::empty(), None)
+            .map_err(|error| refused("mount the kernel's list of FUSE connections", error))?;
+    }
+    match std::fs::write(&abort, "1") {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Refusal::of_io(
+            &format!("end the connection of {device}"),
+            &error,
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Makes the directory a mount goes to, if it is not there.
 ///
 /// # Errors

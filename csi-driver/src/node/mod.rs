@@ -1,6 +1,7 @@
 //! The node service.
 
 pub mod events;
+pub mod fencing;
 pub mod kernel;
 pub mod labels;
 pub mod mounter;

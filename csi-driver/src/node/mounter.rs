@@ -15,8 +15,8 @@ pub trait Mounter: std::fmt::Debug + Send + Sync + 'static {
     /// Serves a connection to the kernel; returns when the mount can be used.
     ///
     /// # Errors
-    /// `Invalid` for options, `NotFound` for a directory that is not there, `Unreachable` when
-    /// daemon or cluster do not answer.
+    /// `Invalid` for options, `NotFound` for a directory that is not there, `Taken` for one that
+    /// another mount has claimed, `Unreachable` when daemon or cluster do not answer.
     async fn serve(&self, serve: Serve, device: OwnedFd) -> Result<(), Refusal>;
 
     /// Lets a mount stand elsewhere and prefer other servers.
@@ -117,6 +117,12 @@ impl Mounter for SocketMounter {
 
 fn refusal(reply: &Reply) -> Refusal {
     let text = reply.error.clone();
+    if let (Some(Kind::Taken), Some(holder)) = (reply.kind, &reply.holder) {
+        return Refusal::Taken {
+            text,
+            holder: holder.clone(),
+        };
+    }
     match reply.kind {
         Some(Kind::BadOptions) => Refusal::Invalid(text),
         Some(Kind::NoSuchDirectory | Kind::NoSuchMount) => Refusal::NotFound(text),

@@ -9,10 +9,12 @@ use std::sync::Arc;
 use hither_mounter_proto::Serve;
 use tokio::sync::watch;
 
+use crate::decide::access::Access;
 use crate::decide::publish::{Publishing, Staging, beside, source, staging, target};
 use crate::error::Refusal;
 use crate::ids::Handle;
 use crate::kill::point;
+use crate::node::fencing::Nodes;
 use crate::node::kernel;
 use crate::node::labels::NodeLabels;
 use crate::node::mounter::Mounter;
@@ -29,6 +31,8 @@ pub struct Node {
     pub mounter: Arc<dyn Mounter>,
     /// Where the node stands.
     pub labels: watch::Receiver<NodeLabels>,
+    /// Whom a volume may be taken from.
+    pub nodes: Nodes,
 }
 
 impl Node {
@@ -77,28 +81,59 @@ impl Node {
     /// Mounts what a record describes; answers the device number.
     ///
     /// # Errors
-    /// What the daemon says. The mount may be left, dead.
+    /// What the daemon says; `Taken` when a mount of another node has the volume, and that node is
+    /// not known to be gone. The mount may be left, dead.
     pub async fn mount(&self, handle: &Handle, record: &Record) -> Result<String, Refusal> {
-        kernel::detach_all(&record.staging)?;
-        self.mounter.end(&record.handle).await?;
-        let standpoint = self.labels.borrow().standpoint(&record.template)?;
-        let device = kernel::mount_fuse(&source(&record.handle), &record.staging)?;
-        point("stage.mounted");
-        let serve = Serve {
-            mount: record.handle.clone(),
-            managers: record.managers.clone(),
-            subdirectory: record.subdirectory.clone(),
-            options: standpoint.options(&record.options, is_read_only(record.mode)),
-            staging: record.staging.display().to_string(),
-        };
-        self.mounter.serve(serve, device).await?;
-        point("stage.served");
+        self.end_over(&record.handle).await?;
+        match self.mount_once(record, None).await {
+            Err(Refusal::Taken { text, holder }) => {
+                if !self.nodes.may_fence(&holder).await? {
+                    return Err(Refusal::Taken { text, holder });
+                }
+                tracing::warn!(volume = %handle, host = holder.host, session = holder.session,
+                    "the mount that had the volume is fenced off");
+                self.mount_once(record, Some(holder.session)).await?;
+            }
+            other => other?,
+        }
         match self.standing(handle, &record.staging).await? {
             Staging::Alive(device) => Ok(device),
             other => Err(Refusal::Busy(format!(
                 "the mount went away at once: {other:?}"
             ))),
         }
+    }
+
+    /// Ends the connection of a mount that has lost its claim: pods may have it open for ever.
+    async fn end_over(&self, handle: &str) -> Result<(), Refusal> {
+        let served = self.mounter.list().await?;
+        match served.iter().find(|one| one.mount == handle && one.over) {
+            Some(over) => kernel::end_connection(&over.device),
+            None => Ok(()),
+        }
+    }
+
+    async fn mount_once(&self, record: &Record, evict: Option<u64>) -> Result<(), Refusal> {
+        kernel::detach_all(&record.staging)?;
+        self.mounter.end(&record.handle).await?;
+        let standpoint = self.labels.borrow().standpoint(&record.template)?;
+        let device = kernel::mount_fuse(&source(&record.handle), &record.staging)?;
+        point("stage.mounted");
+        let mut options = record.options.clone();
+        if is_of_one_node(record.mode) {
+            options.push("exclusive".into());
+            options.extend(evict.map(|session| format!("evict={session}")));
+        }
+        let serve = Serve {
+            mount: record.handle.clone(),
+            managers: record.managers.clone(),
+            subdirectory: record.subdirectory.clone(),
+            options: standpoint.options(&options, is_read_only(record.mode)),
+            staging: record.staging.display().to_string(),
+        };
+        self.mounter.serve(serve, device).await?;
+        point("stage.served");
+        Ok(())
     }
 
     /// Takes a volume's mount away. Works on dead mounts, without a record and without a daemon:
@@ -220,6 +255,11 @@ pub fn bind(record: &Record, wanted: &Target, device: &str) -> Result<(), Refusa
     }
     point("publish.options");
     Ok(())
+}
+
+/// Whether a stored access mode lets one node have the volume at a time.
+fn is_of_one_node(mode: i32) -> bool {
+    Mode::try_from(mode).is_ok_and(Access::is_of_one_node)
 }
 
 /// Whether a stored access mode lets nothing be written.

@@ -99,6 +99,10 @@ pub(crate) struct Inner {
     /// Descriptors that read ahead.
     pub(crate) streams: Mutex<Vec<Weak<OpenFile>>>,
     operations: AtomicU64,
+    /// It has a claim, which a new session would not have.
+    pub(crate) ends_with_session: AtomicBool,
+    /// A session has ended, and everything with it.
+    pub(crate) over: AtomicBool,
 }
 
 impl Client {
@@ -140,6 +144,8 @@ impl Client {
             files: Mutex::default(),
             streams: Mutex::default(),
             operations: AtomicU64::new(0),
+            ends_with_session: AtomicBool::new(false),
+            over: AtomicBool::new(false),
             link,
             config,
         });

@@ -11,6 +11,7 @@
 //! | `read`, `attempt` | reading: read-ahead, the copies in turn |
 //! | `write`, `flush`, `chain`, `sync` | writing: into memory, along chains, to stable storage |
 //! | `errors` | what went wrong, for the next fsync |
+//! | `claim` | having a directory alone |
 //! | `tidy` | what is done now and then |
 //! | `counters` | who served what, from where |
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@
 mod attempt;
 mod cache;
 mod chain;
+mod claim;
 mod client;
 mod config;
 mod counters;
@@ -43,6 +45,7 @@ mod r#where;
 mod write;
 
 pub use cache::Attributes;
+pub use claim::{ClaimError, Holder};
 pub use client::{Client, KernelCaches, NoKernelCaches, StartError};
 pub use config::{ClientConfig, Standpoint};
 pub use counters::{Locality, LocalityReport};

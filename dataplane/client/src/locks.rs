@@ -1,9 +1,10 @@
 //! flock and byte-range locks.
 
 use hither_proto::ids::InodeId;
-use hither_proto::meta::{SetLock, TestLock, request::Op};
+use hither_proto::meta::{Reply, SetLock, TestLock, request::Op};
 use hither_proto::stored::HeldLock;
 
+use crate::claim::Holder;
 use crate::client::Client;
 use crate::error::FsError;
 use crate::session::How;
@@ -47,15 +48,30 @@ impl Client {
         ino: InodeId,
         lock: HeldLock,
     ) -> Result<Option<HeldLock>, FsError> {
+        Ok(self.ask_lock(ino, lock).await?.conflict)
+    }
+
+    /// Who has a lock in the way of this one.
+    pub(crate) async fn holder(
+        &self,
+        ino: InodeId,
+        lock: HeldLock,
+    ) -> Result<Option<Holder>, FsError> {
+        let reply = self.ask_lock(ino, lock).await?;
+        Ok(reply.conflict.map(|held| Holder {
+            session: held.session,
+            host: reply.conflict_host,
+            mount_point: reply.conflict_mount_point,
+        }))
+    }
+
+    async fn ask_lock(&self, ino: InodeId, lock: HeldLock) -> Result<Reply, FsError> {
         let inner = &self.inner;
         let op = TestLock {
             ino: ino.0,
             hint: inner.cache.hint(ino),
             lock: Some(lock),
         };
-        Ok(inner
-            .ask(ino, Op::TestLock(op), How::default())
-            .await?
-            .conflict)
+        inner.ask(ino, Op::TestLock(op), How::default()).await
     }
 }

@@ -1,6 +1,7 @@
 //! Giving leases back: kernel caches first, then what is dirty, then the acknowledgement.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hither_net::Responder;
@@ -91,7 +92,12 @@ impl SessionOwner for Inner {
         }
     }
 
-    fn lost(&self, changes: &[Request]) {
+    fn lost(&self, changes: &[Request]) -> bool {
+        let goes_on = !self.ends_with_session.load(Ordering::Acquire);
+        if !goes_on {
+            tracing::error!("the session was ended, and with it the claim: everything fails now");
+            self.over.store(true, Ordering::Release);
+        }
         let why = FsError::new(Errno::EIO, "the session was ended by the server");
         for change in changes {
             self.change_lost(change, &why);
@@ -106,6 +112,7 @@ impl SessionOwner for Inner {
                 kernel.forget_inode(ino, true).await;
             }
         });
+        goes_on
     }
 
     fn change_lost(&self, change: &Request, why: &FsError) {

@@ -61,8 +61,11 @@ impl Session {
                 )
             };
             let changes: Vec<Request> = old.unsafe_requests.into_values().map(|(_, r)| r).collect();
-            if let Some(owner) = self.owner.upgrade() {
-                owner.lost(&changes);
+            if let Some(owner) = self.owner.upgrade()
+                && !owner.lost(&changes)
+            {
+                self.give_up();
+                return Err(NetError::Lost("the session has ended".into()));
             }
             opened = self.say_open(connection).await?;
         }
@@ -201,8 +204,11 @@ pub(crate) async fn maintain(weak: Weak<Session>) {
         let Some(session) = weak.upgrade() else {
             return;
         };
-        if session.state.lock().ended {
-            return;
+        {
+            let state = session.state.lock();
+            if state.ended || state.over {
+                return;
+            }
         }
         let served = Served::now(&session.link, session.rank);
         match session.open(&served).await {
@@ -264,7 +270,7 @@ pub(crate) async fn watch_lapse(weak: Weak<Session>) {
         };
         let (until, ended) = {
             let state = session.state.lock();
-            (state.valid_until, state.ended)
+            (state.valid_until, state.ended || state.over)
         };
         if ended {
             return;

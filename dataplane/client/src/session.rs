@@ -11,7 +11,8 @@ use hither_proto::clock::WallNanos;
 use hither_proto::ids::{BatchNumber, RankId};
 use hither_proto::kind::Kind;
 use hither_proto::meta::{
-    Caller, HeldLease, Recall, Reply, Request, Safe, SessionClose, SessionRenew, request::Op,
+    Caller, HeldLease, Recall, Reply, Request, Safe, SessionClose, SessionEvict, SessionRenew,
+    request::Op,
 };
 use hither_proto::status::{Errno, Status};
 use parking_lot::Mutex;
@@ -34,8 +35,8 @@ pub(crate) trait SessionOwner: Send + Sync + 'static {
     /// A change was carried out anew by a successor: a lease may have got a new id.
     fn replayed(&self, reply: &Reply);
     /// The session was ended by the server: everything it held is gone, and so are these changes,
-    /// which were answered and not safe.
-    fn lost(&self, changes: &[Request]);
+    /// which were answered and not safe. Whether a new one may be opened.
+    fn lost(&self, changes: &[Request]) -> bool;
     /// A change that had been answered was refused by a successor.
     fn change_lost(&self, change: &Request, why: &FsError);
     /// The leases have lapsed by this client's own clock.
@@ -89,6 +90,8 @@ pub(crate) struct State {
     /// Everything up to this batch is in the store; batches of other epochs are others.
     pub(crate) safe: Batch,
     pub(crate) ended: bool,
+    /// It was ended by the server, and no new one follows.
+    pub(crate) over: bool,
 }
 
 /// A batch of one process: its successor counts on from what is in the store, and may use the number
@@ -391,6 +394,24 @@ impl Session {
         state.valid_until = Some(state.valid_until.map_or(until, |known| known.max(until)));
     }
 
+    /// Lets the server end another session.
+    pub(crate) async fn evict(&self, session: u64, deadline: Instant) -> Result<(), FsError> {
+        let connection = self.connection(deadline).await?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let evict = SessionEvict { session };
+        connection
+            .call(Kind::SESSION_EVICT, &evict, &[], left)
+            .await?;
+        Ok(())
+    }
+
+    /// No new session follows the one the server has ended.
+    pub(crate) fn give_up(&self) {
+        self.state.lock().over = true;
+        // Whoever waits for a connection looks again.
+        self.up.send_replace(None);
+    }
+
     async fn connection(&self, deadline: Instant) -> Result<Arc<Connection>, FsError> {
         if let Some(connection) = &*self.up.borrow()
             && !connection.is_closed()
@@ -398,8 +419,10 @@ impl Session {
             return Ok(Arc::clone(connection));
         }
         let mut up = self.up.subscribe();
-        let wanted = up.wait_for(|up| up.as_ref().is_some_and(|c| !c.is_closed()));
+        let is_over = || self.state.lock().over;
+        let wanted = up.wait_for(|up| up.as_ref().is_some_and(|c| !c.is_closed()) || is_over());
         match tokio::time::timeout_at(deadline, wanted).await {
+            Ok(Ok(_)) if is_over() => Err(session_over()),
             Ok(Ok(up)) => up.clone().ok_or_else(|| timed_out("the metadata server")),
             Ok(Err(_)) => Err(FsError::new(Errno::EIO, "the mount is ending")),
             Err(_) => Err(timed_out("the metadata server")),
@@ -469,6 +492,13 @@ impl Handler for Pushes {
             });
         }
     }
+}
+
+fn session_over() -> FsError {
+    FsError::new(
+        Errno::ENOTCONN,
+        "the session was ended by the server, and with it the claim of this mount",
+    )
 }
 
 fn session_ended() -> FsError {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use fuser::{MountOption, Session, SessionACL, SessionUnmounter};
-use hither_client::{Client, ClientConfig, FsError, Standpoint, StartError};
+use hither_client::{ClaimError, Client, ClientConfig, FsError, Holder, Standpoint, StartError};
 use hither_proto::ids::{ClassId, InodeId, ROOT};
 use hither_proto::status::Errno;
 use rustix::mount::UnmountFlags;
@@ -34,6 +34,18 @@ pub enum MountError {
         path: String,
         /// What the cluster says.
         error: FsError,
+    },
+    /// Another mount has claimed the directory.
+    #[error(
+        "{path} inside the cluster: it is claimed by {holder}: unmount that one, or end it with \
+         -o exclusive,evict={}",
+        holder.session
+    )]
+    Taken {
+        /// The directory.
+        path: String,
+        /// The other mount.
+        holder: Holder,
     },
     /// The kernel refuses.
     #[error("mount at {directory}: {error} (is /dev/fuse there, and is the directory free?)")]
@@ -141,6 +153,13 @@ async fn prepare(
     let kernel = Arc::new(Kernel::default());
     let client = Client::start(config, Arc::clone(&kernel) as _).await?;
     let root = find_root(&client, subdirectory).await?;
+    if options.exclusive
+        && let Err(error) = client.claim(root, options.evict).await
+    {
+        // Nothing was written: there is nothing to tell of the end.
+        let _ = client.close().await;
+        return Err(not_claimed(subdirectory, error));
+    }
     // A preference is no reason not to mount, nor is what cannot be said of it.
     let class = client.attributes(root).await;
     let class = class.map_or_else(|_| ClassId(0), |known| ClassId(known.inode.class));
@@ -280,20 +299,18 @@ fn take_away(mut unmounter: SessionUnmounter, directory: &Path) {
 }
 
 fn client_config(managers: Vec<String>, directory: &Path, options: &Options) -> ClientConfig {
-    let host = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
+    let uname = rustix::system::uname();
+    // A node's name is what others know it by.
+    let host = match options.node.as_str() {
+        "" => uname.nodename().to_string_lossy().into_owned(),
+        node => node.to_owned(),
+    };
     ClientConfig {
         managers,
         standpoint: Standpoint {
             zone: options.zone.clone(),
             region: options.region.clone(),
-            node: if options.node.is_empty() {
-                host.clone()
-            } else {
-                options.node.clone()
-            },
+            node: host.clone(),
             preferred: options.preferred.clone(),
         },
         host,
@@ -326,6 +343,18 @@ async fn find_root(client: &Client, subdirectory: &str) -> Result<InodeId, Mount
         at = InodeId(found.attributes.inode.ino);
     }
     Ok(at)
+}
+
+fn not_claimed(subdirectory: &str, error: ClaimError) -> MountError {
+    let path = subdirectory.to_owned();
+    match error {
+        ClaimError::Taken(holder) => MountError::Taken { path, holder },
+        ClaimError::Failed(error) => MountError::Subdirectory { path, error },
+        other => MountError::Subdirectory {
+            path,
+            error: FsError::new(Errno::EIO, other.to_string()),
+        },
+    }
 }
 
 fn fuse_config(options: &Options) -> fuser::Config {

@@ -48,6 +48,16 @@ pub const TABLE: &[Described] = &[
         effect: "refuse everything that changes something",
     },
     Described {
+        name: "exclusive",
+        default: "off",
+        effect: "claim the directory: no other mount with this option gets it, and this one ends with its session",
+    },
+    Described {
+        name: "evict=",
+        default: "none",
+        effect: "with exclusive: session (`hither session ls`) to end if it has the claim",
+    },
+    Described {
         name: "allow_other",
         default: "off",
         effect: "let other users use the mount",
@@ -120,6 +130,8 @@ pub struct Options {
     pub region: String,
     pub node: String,
     pub read_only: bool,
+    pub exclusive: bool,
+    pub evict: Option<u64>,
     pub allow_other: bool,
     pub default_permissions: bool,
     pub failure_memory: bool,
@@ -145,6 +157,8 @@ impl Default for Options {
             region: String::new(),
             node: String::new(),
             read_only: false,
+            exclusive: false,
+            evict: None,
             allow_other: false,
             default_permissions: true,
             failure_memory: true,
@@ -181,6 +195,11 @@ impl Options {
         for option in &split {
             options.take(option)?;
         }
+        if options.evict.is_some() && !options.exclusive {
+            return Err(OptionsError(
+                "evict is for a mount that claims its directory: write exclusive too".into(),
+            ));
+        }
         Ok(options)
     }
 
@@ -196,6 +215,15 @@ impl Options {
             "clientNode" => self.node = value.to_owned(),
             "ro" => self.read_only = true,
             "rw" => self.read_only = false,
+            "exclusive" => self.exclusive = true,
+            "evict" => {
+                let session = value.parse().map_err(|_| {
+                    OptionsError(format!(
+                        "evict={value}: write the number of a session, from `hither session ls`"
+                    ))
+                })?;
+                self.evict = Some(session);
+            }
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = true,
             "failureMemory" => self.failure_memory = switch(name, value)?,
@@ -317,6 +345,10 @@ mod tests {
         let error = Options::parse("timeout=0").unwrap_err().to_string();
         assert!(error.contains("such as 30s"), "{error}");
         assert!(Options::parse("hedge=maybe").is_err());
+        assert!(Options::parse("exclusive,evict=me").is_err());
+        assert!(Options::parse("evict=5").is_err());
+        let claims = Options::parse("exclusive,evict=5").unwrap();
+        assert_eq!((claims.exclusive, claims.evict), (true, Some(5)));
         assert!(Options::parse("writeCache=1Q").is_err());
         let bytes = Options::parse("writeCache=32Mi").unwrap().write_cache_bytes;
         assert_eq!(bytes, 32 << 20);

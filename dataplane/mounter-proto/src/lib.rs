@@ -84,6 +84,9 @@ pub struct Reply {
     /// Answer to [`Request::List`], ordered by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
+    /// With [`Kind::Taken`]: who has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<Holder>,
     /// What the user should know although it is done, such as a preference that matches nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub advice: Vec<String>,
@@ -110,9 +113,22 @@ pub enum Kind {
     Ending,
     /// Data could not be stored: what fsync had not answered is lost. Said once.
     DataLost,
+    /// Another mount has claimed the directory: see [`Reply::holder`].
+    Taken,
     /// Everything else; the text says what.
     #[serde(other)]
     Internal,
+}
+
+/// Who has claimed a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Its session, for `evict=`.
+    pub session: u64,
+    /// Its host, or the node it said it runs on.
+    pub host: String,
+    /// Where it is mounted there.
+    pub mount_point: String,
 }
 
 /// A mount that is served.
@@ -130,6 +146,10 @@ pub struct Mount {
     /// Preferred labels it goes by now.
     #[serde(default)]
     pub preferred: String,
+    /// Its session has ended, and with it its claim: it serves nothing more, and goes when its
+    /// connection to the kernel is ended.
+    #[serde(default)]
+    pub over: bool,
 }
 
 impl Reply {

@@ -11,7 +11,7 @@ use hither_client::Client;
 use hither_labels::PreferredLabels;
 use hither_mount::options::Options;
 use hither_mount::{MountError, Mounted, advice};
-use hither_mounter_proto::{Kind, Mount, Reply, Rerank, Serve};
+use hither_mounter_proto::{Holder, Kind, Mount, Reply, Rerank, Serve};
 use hither_proto::ids::ClassId;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -102,7 +102,10 @@ impl Mounts {
             }
             Err(error) => {
                 self.remove(&serve.mount);
-                Reply::refused(kind_of(&error), error.to_string())
+                Reply {
+                    holder: holder_of(&error),
+                    ..Reply::refused(kind_of(&error), error.to_string())
+                }
             }
         }
     }
@@ -229,6 +232,7 @@ impl Mounts {
             };
             Some(Mount {
                 preferred: client.standpoint().preferred.to_string(),
+                over: client.is_over(),
                 ..served.shown.clone()
             })
         });
@@ -273,8 +277,20 @@ fn starting(serve: &Serve, descriptor: &OwnedFd) -> Served {
             device: device_of(descriptor).unwrap_or_default(),
             options: serve.options.clone(),
             preferred: String::new(),
+            over: false,
         },
         state: State::Starting,
+    }
+}
+
+fn holder_of(error: &MountError) -> Option<Holder> {
+    match error {
+        MountError::Taken { holder, .. } => Some(Holder {
+            session: holder.session,
+            host: holder.host.clone(),
+            mount_point: holder.mount_point.clone(),
+        }),
+        _ => None,
     }
 }
 
@@ -282,6 +298,7 @@ fn kind_of(error: &MountError) -> Kind {
     match error {
         MountError::Start(_) => Kind::Unreachable,
         MountError::Subdirectory { .. } => Kind::NoSuchDirectory,
+        MountError::Taken { .. } => Kind::Taken,
         _ => Kind::Internal,
     }
 }

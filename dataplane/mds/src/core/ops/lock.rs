@@ -1,6 +1,6 @@
 //! Lock requests.
 
-use hither_proto::ids::InodeId;
+use hither_proto::ids::{InodeId, SessionId};
 use hither_proto::meta::{Reply, SetLock, TestLock};
 use hither_proto::status::Errno;
 use hither_proto::stored::HeldLock;
@@ -41,8 +41,14 @@ impl Core {
         let ino = InodeId(op.ino);
         let lock = own(attempt, op.lock.as_ref())?;
         self.need_inode(attempt, ino, op.hint.as_ref())?;
+        let conflict = self.locks.conflict(ino, &lock);
+        let holder = conflict.and_then(|held| self.sessions.get(&SessionId(held.session)));
         Ok(Reply {
-            conflict: self.locks.conflict(ino, &lock),
+            conflict,
+            conflict_host: holder.map(|holder| holder.host.clone()).unwrap_or_default(),
+            conflict_mount_point: holder
+                .map(|holder| holder.mount_point.clone())
+                .unwrap_or_default(),
             ..Reply::default()
         })
     }
