@@ -56,7 +56,7 @@ impl ControllerService {
     }
 
     async fn purge(&self, cluster: &Cluster) {
-        let Ok(_held) = self.guards.take(&format!("trash of {}", cluster.id)) else {
+        let Ok(_held) = self.guards.take(&format!("trash of {}", cluster.id)).await else {
             return;
         };
         match Volumes::new(cluster.client.clone()).purge().await {
@@ -86,7 +86,7 @@ impl ControllerService {
         let range = request.capacity_range.as_ref();
         create(range, &wanted, None)?;
         let id = VolumeId::of_name(&request.name);
-        let _held = self.guards.take(id.as_str())?;
+        let _held = self.guards.take(id.as_str()).await?;
         let cluster = match ClusterAccess::of_secrets(&request.secrets)? {
             Some(access) => self.clusters.of_request(Some(&access), None).await?,
             None => self.clusters.named(parameters.cluster.as_deref()).await?,
@@ -123,7 +123,7 @@ impl ControllerService {
         let Some(handle) = Handle::parse(handle) else {
             return Ok(());
         };
-        let _held = self.guards.take(handle.volume.as_str())?;
+        let _held = self.guards.take(handle.volume.as_str()).await?;
         let access = ClusterAccess::of_secrets(&request.secrets)?;
         let found = self
             .clusters
@@ -161,7 +161,7 @@ impl ControllerService {
         }
         let range = request.capacity_range.as_ref();
         expand(range, 0)?;
-        let _held = self.guards.take(&request.volume_id)?;
+        let _held = self.guards.take(&request.volume_id).await?;
         let (handle, volumes, located) = self.located(&request.volume_id, &request.secrets).await?;
         let size = located.volume.size;
         let Some(larger) = expand(range, size)? else {
@@ -175,7 +175,7 @@ impl ControllerService {
     async fn do_modify(self, request: csi::ControllerModifyVolumeRequest) -> Result<(), Refusal> {
         named(&request.volume_id)?;
         let change = Mutable::parse(&request.mutable_parameters)?;
-        let _held = self.guards.take(&request.volume_id)?;
+        let _held = self.guards.take(&request.volume_id).await?;
         let (handle, volumes, located) = self.located(&request.volume_id, &request.secrets).await?;
         volumes.modify(&located, &change).await?;
         tracing::info!(volume = %handle, ?change, "changed");

@@ -35,6 +35,9 @@ pub enum Refusal {
         /// The other mount.
         holder: Holder,
     },
+    /// Data that no fsync had answered could not be stored. Said once.
+    #[error("{0}")]
+    DataLost(String),
     /// Another request for the volume is under way, or something of this one may remain: repeat.
     #[error("{0}")]
     Busy(String),
@@ -67,6 +70,7 @@ impl Refusal {
             Self::Unreachable(_) => Code::Unavailable,
             Self::TooSlow(_) => Code::DeadlineExceeded,
             Self::Broken(_) => Code::Internal,
+            Self::DataLost(_) => Code::DataLoss,
         }
     }
 

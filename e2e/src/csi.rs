@@ -156,7 +156,7 @@ impl Driver {
                 command
             }
         };
-        let log = self.dir.join(format!("{part:?}.log"));
+        let log = self.log_of(part);
         let log = std::fs::File::options().create(true).append(true).open(log);
         let log = log.expect("a log");
         command.stdout(Stdio::null()).stderr(log);
@@ -166,6 +166,19 @@ impl Driver {
         self.processes
             .push((part, command.spawn().expect("it starts")));
         eventually(LONG, "the part listens", || socket.exists());
+    }
+
+    fn log_of(&self, part: Part) -> PathBuf {
+        self.dir.join(format!("{part:?}.log"))
+    }
+
+    /// What a part has logged.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn log(&self, part: Part) -> String {
+        std::fs::read_to_string(self.log_of(part)).expect("a log")
     }
 
     /// Kills a part.

@@ -213,6 +213,33 @@ fn a_silent_cluster_keeps_nobody() {
     driver.assert_nothing_left();
 }
 
+/// The mount daemon was replaced while the cluster is away: repair is at it all the time, and still
+/// a pod can end at once.
+#[test]
+fn a_pod_ends_while_its_mount_cannot_be_repaired() {
+    let cluster = Cluster::up("a", 1, &["--class", "A"]);
+    let mut driver = Driver::start(&cluster, &[]);
+    let handle = driver.create("silent", SIZE).unwrap().volume_id;
+    driver.stage(&handle, RWX).unwrap();
+    driver.publish(&handle, "a", RWX, false).unwrap();
+    cluster.playground("pause", "manager");
+    driver.kill(Part::Mounter);
+    driver.run(Part::Mounter, None);
+    eventually(Duration::from_secs(30), "repair is at it", || {
+        driver.log(Part::Node).contains("mounting anew")
+    });
+    let begun = Instant::now();
+    driver.unpublish(&handle, "a").unwrap();
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
+    insist(|| driver.unstage(&handle)).unwrap();
+    cluster.playground("resume", "manager");
+    driver.assert_nothing_left();
+}
+
 /// The limit of a volume holds, for bytes and for files.
 #[test]
 fn quotas_hold() {

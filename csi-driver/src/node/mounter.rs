@@ -34,7 +34,8 @@ pub trait Mounter: std::fmt::Debug + Send + Sync + 'static {
     /// Stores everything and ends a mount that was taken away.
     ///
     /// # Errors
-    /// As [`serve`](Self::serve).
+    /// As [`serve`](Self::serve); `DataLost` once, when the mount has ended and could not store
+    /// everything; `Busy` or `TooSlow` while it still is used or stores.
     async fn end(&self, mount: &str) -> Result<(), Refusal>;
 }
 
@@ -64,6 +65,12 @@ impl SocketMounter {
         });
         let reply = match called.await {
             Ok(Ok(reply)) => reply,
+            Ok(Err(WireError::Io(error))) if is_timeout(&error) => {
+                return Err(Refusal::TooSlow(format!(
+                    "the mount daemon of this node is at it for {} s: repeat",
+                    timeout.as_secs()
+                )));
+            }
             Ok(Err(error @ WireError::Io(_))) => {
                 return Err(Refusal::Unreachable(format!(
                     "the mount daemon of this node does not answer: {error}"
@@ -115,6 +122,11 @@ impl Mounter for SocketMounter {
     }
 }
 
+fn is_timeout(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{TimedOut, WouldBlock};
+    matches!(error.kind(), TimedOut | WouldBlock)
+}
+
 fn refusal(reply: &Reply) -> Refusal {
     let text = reply.error.clone();
     if let (Some(Kind::Taken), Some(holder)) = (reply.kind, &reply.holder) {
@@ -126,7 +138,9 @@ fn refusal(reply: &Reply) -> Refusal {
     match reply.kind {
         Some(Kind::BadOptions) => Refusal::Invalid(text),
         Some(Kind::NoSuchDirectory | Kind::NoSuchMount) => Refusal::NotFound(text),
-        Some(Kind::Unreachable | Kind::Overloaded) => Refusal::Unreachable(text),
+        // Another one follows a daemon that is ending.
+        Some(Kind::Unreachable | Kind::Overloaded | Kind::Ending) => Refusal::Unreachable(text),
+        Some(Kind::DataLost) => Refusal::DataLost(text),
         Some(Kind::Busy) => Refusal::Busy(text),
         _ => Refusal::Broken(text),
     }

@@ -37,6 +37,12 @@ pub struct Record {
     /// Places where pods have it.
     #[serde(default)]
     pub targets: Vec<Target>,
+    /// Pods that had it last, to be told what became of their data.
+    #[serde(default)]
+    pub pods: Vec<Pod>,
+    /// How often the end of the mount was waited for in vain.
+    #[serde(default)]
+    pub waited: u32,
 }
 
 /// A place where a pod has a volume.
@@ -63,6 +69,18 @@ pub struct Pod {
     pub name: String,
     /// Its uid.
     pub uid: String,
+}
+
+impl Record {
+    /// Notes a pod that has the volume.
+    pub fn note_pod(&mut self, pod: Option<&Pod>) {
+        let Some(pod) = pod else { return };
+        self.pods.retain(|known| known.uid != pod.uid);
+        if self.pods.len() >= PODS_MAX {
+            self.pods.remove(0);
+        }
+        self.pods.push(pod.clone());
+    }
 }
 
 /// The records of this node.
@@ -178,6 +196,9 @@ impl Records {
 pub const FORMAT: u32 = 1;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// Pods of a volume that are remembered.
+const PODS_MAX: usize = 8;
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -195,7 +216,25 @@ pub(crate) mod tests {
             subdirectory: "/volumes/v1/data".into(),
             template: String::new(),
             targets: Vec::new(),
+            pods: Vec::new(),
+            waited: 0,
         }
+    }
+
+    #[test]
+    fn the_last_pods_are_remembered() {
+        let handle = Handle::parse("00ff.v1").unwrap();
+        let mut record = record(&handle, "b");
+        for n in [1, 2, 1, 3, 4, 5, 6, 7, 8, 9] {
+            record.note_pod(Some(&Pod {
+                namespace: "n".into(),
+                name: format!("p{n}"),
+                uid: n.to_string(),
+            }));
+        }
+        record.note_pod(None);
+        let uids: Vec<&str> = record.pods.iter().map(|pod| pod.uid.as_str()).collect();
+        assert_eq!(uids, ["1", "3", "4", "5", "6", "7", "8", "9"]);
     }
 
     #[test]

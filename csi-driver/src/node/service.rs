@@ -14,7 +14,6 @@ use crate::error::Refusal;
 use crate::guard::{Guards, within};
 use crate::ids::Handle;
 use crate::level::SpecLevel;
-use crate::node::events::Events;
 use crate::node::record::{FORMAT, Pod, Record, Target};
 use crate::node::stats;
 use crate::node::volume::Node;
@@ -31,8 +30,6 @@ pub struct NodeService {
     pub node: Node,
     /// Clusters, to ask for what can change.
     pub clusters: Arc<Clusters>,
-    /// Events on pods.
-    pub events: Events,
     /// One request for a volume at a time.
     pub guards: Guards,
     /// What is offered.
@@ -49,7 +46,7 @@ impl NodeService {
         let staging = path(&request.staging_target_path, "staging_target_path")?;
         let access = Access::of(request.volume_capability.as_ref())?;
         let handle = handle.ok_or_else(|| unknown(&request.volume_id))?;
-        let _held = self.guards.take(&request.volume_id)?;
+        let _held = self.guards.take(&request.volume_id).await?;
         let options: Vec<String> = access
             .fuse_options()
             .iter()
@@ -105,7 +102,12 @@ impl NodeService {
             managers,
             subdirectory,
             template,
+            pods: known
+                .as_ref()
+                .map(|known| known.pods.clone())
+                .unwrap_or_default(),
             targets: known.map(|known| known.targets).unwrap_or_default(),
+            waited: 0,
         };
         let device = self.node.stage(&handle, record).await?;
         tracing::info!(volume = %handle, device, "staged");
@@ -130,7 +132,7 @@ impl NodeService {
                  it stays, and group {group} of this pod gets no rights by it"
             );
             tracing::warn!(group, has, "another group has the volume");
-            self.events.warn(pod, "VolumeGroupTaken", &note).await;
+            self.node.events.warn(pod, "VolumeGroupTaken", &note);
         }
         Ok(())
     }
@@ -138,7 +140,7 @@ impl NodeService {
     async fn do_unstage(self, request: csi::NodeUnstageVolumeRequest) -> Result<(), Refusal> {
         let handle = handle(&request.volume_id)?;
         let staging = path(&request.staging_target_path, "staging_target_path")?;
-        let _held = self.guards.take(&request.volume_id)?;
+        let _held = self.guards.take(&request.volume_id).await?;
         match handle {
             Some(handle) => {
                 self.node.unstage(&handle, &staging).await?;
@@ -158,7 +160,7 @@ impl NodeService {
         }
         let staging = path(&request.staging_target_path, "staging_target_path")?;
         let handle = handle.ok_or_else(|| unknown(&request.volume_id))?;
-        let _held = self.guards.take(&request.volume_id)?;
+        let _held = self.guards.take(&request.volume_id).await?;
         let record = self.node.records.load(&handle)?;
         let staged = record.filter(|record| record.staging == staging);
         let mut record = staged.ok_or_else(|| {
@@ -198,7 +200,7 @@ impl NodeService {
         tracing::info!(volume = %handle, target = request.target_path, "published");
         if !zone_known {
             let note = "the node has no zone label: the mount works and prefers no zone's copies";
-            self.events.warn(pod.as_ref(), "ZoneUnknown", note).await;
+            self.node.events.warn(pod.as_ref(), "ZoneUnknown", note);
         }
         Ok(())
     }
@@ -206,7 +208,7 @@ impl NodeService {
     async fn do_unpublish(self, request: csi::NodeUnpublishVolumeRequest) -> Result<(), Refusal> {
         let handle = handle(&request.volume_id)?;
         let target = path(&request.target_path, "target_path")?;
-        let _held = self.guards.take(&request.volume_id)?;
+        let _held = self.guards.take(&request.volume_id).await?;
         self.node.unpublish(handle.as_ref(), &target)?;
         tracing::info!(
             volume = request.volume_id,

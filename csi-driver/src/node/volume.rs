@@ -14,6 +14,7 @@ use crate::decide::publish::{Publishing, Staging, beside, source, staging, targe
 use crate::error::Refusal;
 use crate::ids::Handle;
 use crate::kill::point;
+use crate::node::events::Events;
 use crate::node::fencing::Nodes;
 use crate::node::kernel;
 use crate::node::labels::NodeLabels;
@@ -33,6 +34,8 @@ pub struct Node {
     pub labels: watch::Receiver<NodeLabels>,
     /// Whom a volume may be taken from.
     pub nodes: Nodes,
+    /// Events on pods.
+    pub events: Events,
 }
 
 impl Node {
@@ -57,6 +60,7 @@ impl Node {
     /// What the daemon says; `Busy` when something may remain.
     pub async fn stage(&self, handle: &Handle, mut record: Record) -> Result<String, Refusal> {
         record.staged = false;
+        record.waited = 0;
         self.records.store(handle, &record)?;
         point("stage.recorded");
         match self.mount(handle, &record).await {
@@ -69,6 +73,11 @@ impl Node {
             Err(error) => {
                 let undone = self.unstage(handle, &record.staging).await;
                 match undone {
+                    Ok(()) if !record.targets.is_empty() => {
+                        // Pods of an earlier staging are still to be taken from.
+                        self.records.store(handle, &record)?;
+                        Err(error)
+                    }
                     Ok(()) => Err(error),
                     Err(left) => Err(Refusal::Busy(format!(
                         "{error}; and not everything is undone ({left}): repeat"
@@ -115,7 +124,10 @@ impl Node {
 
     async fn mount_once(&self, record: &Record, evict: Option<u64>) -> Result<(), Refusal> {
         kernel::detach_all(&record.staging)?;
-        self.mounter.end(&record.handle).await?;
+        match self.mounter.end(&record.handle).await {
+            Err(Refusal::DataLost(text)) => self.tell_lost(record, &text),
+            other => other?,
+        }
         let standpoint = self.labels.borrow().standpoint(&record.template)?;
         let device = kernel::mount_fuse(&source(&record.handle), &record.staging)?;
         point("stage.mounted");
@@ -140,7 +152,8 @@ impl Node {
     /// then the kernel has ended the connection already.
     ///
     /// # Errors
-    /// `Broken` when the kernel refuses.
+    /// `Broken` when the kernel refuses; `Busy`, a few times, while the daemon still stores what was
+    /// written.
     pub async fn unstage(&self, handle: &Handle, place: &Path) -> Result<(), Refusal> {
         kernel::detach_all(place)?;
         if let Some(record) = self.records.load(handle).ok().flatten()
@@ -149,13 +162,40 @@ impl Node {
             kernel::detach_all(&record.staging)?;
         }
         point("unstage.detached");
-        if let Err(error) = self.mounter.end(&handle.to_string()).await {
-            tracing::warn!(volume = %handle, %error, "the mount daemon does not confirm the end");
+        let record = self.records.load(handle).ok().flatten();
+        match self.mounter.end(&handle.to_string()).await {
+            Ok(()) => {}
+            Err(Refusal::DataLost(text)) => match &record {
+                Some(record) => self.tell_lost(record, &text),
+                None => tracing::error!(volume = %handle, text, "data was lost"),
+            },
+            // Its last bytes are on their way.
+            Err(error @ (Refusal::Busy(_) | Refusal::TooSlow(_))) => {
+                if let Some(mut record) = record
+                    && record.waited < WAITS_MAX
+                {
+                    record.waited += 1;
+                    self.records.store(handle, &record)?;
+                    return Err(Refusal::Busy(error.to_string()));
+                }
+                tracing::error!(volume = %handle, %error, "the end of the mount is not waited for");
+            }
+            Err(error) => {
+                tracing::warn!(volume = %handle, %error, "nobody serves the mount that goes");
+            }
         }
         point("unstage.ended");
         self.records.remove(handle)?;
         point("unstage.forgotten");
         Ok(())
+    }
+
+    fn tell_lost(&self, record: &Record, text: &str) {
+        tracing::error!(volume = record.handle, text, "data was lost");
+        let note = format!("what was written and not synced is lost: {text}");
+        for pod in &record.pods {
+            self.events.warn(Some(pod), "VolumeDataLost", &note);
+        }
     }
 
     /// Gives a pod the volume at a path. `record` is the volume's, staged.
@@ -185,6 +225,7 @@ impl Node {
         target(&record.handle, &device, &wanted, &mounts)?;
         let path = wanted.path.clone();
         if !record.targets.iter().any(|known| known.path == path) {
+            record.note_pod(wanted.pod.as_ref());
             record.targets.push(wanted);
             self.records.store(handle, record)?;
         }
@@ -256,6 +297,9 @@ pub fn bind(record: &Record, wanted: &Target, device: &str) -> Result<(), Refusa
     point("publish.options");
     Ok(())
 }
+
+/// How often an unstage waits for a mount to end.
+const WAITS_MAX: u32 = 4;
 
 /// Whether a stored access mode lets one node have the volume at a time.
 fn is_of_one_node(mode: i32) -> bool {
