@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use hither_mount::options::Options;
+
 use crate::error::Refusal;
 use crate::rpc::csi::VolumeCapability;
 use crate::rpc::csi::volume_capability::{AccessType, MountVolume, access_mode::Mode};
@@ -49,11 +51,15 @@ impl Access {
         check_type(mount)?;
         let flags = mount.mount_flags.clone();
         flags.iter().try_for_each(|flag| check_flag(flag))?;
-        Ok(Self {
+        let access = Self {
             mode,
             flags,
             group: group(mount)?,
-        })
+        };
+        // The mount daemon would refuse them only when a pod is to start.
+        Options::parse(&access.fuse_options().join(","))
+            .map_err(|error| Refusal::Invalid(error.to_string()))?;
+        Ok(access)
     }
 
     /// Checks all capabilities of a request.
@@ -169,7 +175,7 @@ const BIND_FLAGS: [&str; 12] = [
     "atime",
     "nodiratime",
 ];
-/// Options of the mount of each node; its daemon checks the values.
+/// Options of the mount of each node.
 const FUSE_OPTIONS: [&str; 9] = [
     "timeout",
     "hedge",
@@ -196,6 +202,17 @@ pub(crate) mod tests {
                 volume_mount_group: group.into(),
             })),
         }
+    }
+
+    #[test]
+    fn values_of_options_are_checked_before_a_volume_is_made() {
+        let of = |flags: &[&str]| {
+            Access::of(Some(&capability(Mode::MultiNodeMultiWriter, flags, ""))).map(|_| ())
+        };
+        assert_eq!(of(&["timeout=5s", "noexec,hedge=off"]), Ok(()));
+        let refused = of(&["timeout=abc"]);
+        let text = "timeout=abc: write a time such as 30s, 500ms or 2m";
+        assert_eq!(refused, Err(Refusal::Invalid(text.into())));
     }
 
     #[test]
