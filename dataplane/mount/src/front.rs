@@ -559,6 +559,21 @@ impl<S: FuseServer> Filesystem for Front<S> {
         self.ask(r, Op::Fsync { handle: handle.0 }, empty!(reply));
     }
 
+    fn ioctl(
+        &self,
+        _: &fuser::Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: fuser::IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: fuser::ReplyIoctl,
+    ) {
+        // Programs ask every file whether it is a terminal.
+        reply.error(fuser::Errno::ENOTTY);
+    }
+
     fn opendir(&self, r: &fuser::Request, ino: INodeNo, _: OpenFlags, reply: fuser::ReplyOpen) {
         self.ask(
             r,

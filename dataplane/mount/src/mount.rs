@@ -368,9 +368,14 @@ fn fuse_config(options: &Options) -> fuser::Config {
     if options.default_permissions {
         config.mount_options.push(MountOption::DefaultPermissions);
     }
-    if options.read_only {
-        config.mount_options.push(MountOption::RO);
-    }
+    let flags = [
+        (options.read_only, MountOption::RO),
+        (options.no_exec, MountOption::NoExec),
+        (options.sync, MountOption::Sync),
+        (options.dir_sync, MountOption::DirSync),
+    ];
+    let wanted = flags.into_iter().filter(|(wanted, _)| *wanted);
+    config.mount_options.extend(wanted.map(|(_, flag)| flag));
     config.acl = if options.allow_other {
         SessionACL::All
     } else {

@@ -68,6 +68,21 @@ pub const TABLE: &[Described] = &[
         effect: "let the kernel check permissions by mode and owner",
     },
     Described {
+        name: "noexec",
+        default: "off",
+        effect: "let nothing on the mount be executed",
+    },
+    Described {
+        name: "sync",
+        default: "off",
+        effect: "answer a write when it is on stable storage; dirsync: so for changes of directories",
+    },
+    Described {
+        name: "dirsync",
+        default: "off",
+        effect: "see sync",
+    },
+    Described {
         name: "failureMemory=",
         default: "on",
         effect: "ask servers that failed last until they answer again; off: the order of the list alone",
@@ -116,10 +131,12 @@ pub const TABLE: &[Described] = &[
 
 /// Options other programs pass that mean nothing here.
 const IGNORED: &[&str] = &[
-    "rw", "defaults", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "nosuid",
-    "suid", "nodev", "dev", "noexec", "exec", "noatime", "relatime", "atime", "async", "sync",
-    "dirsync", "fsname", "subtype",
+    "defaults", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "nosuid", "suid",
+    "nodev", "dev", "noatime", "relatime", "atime", "fsname", "subtype",
 ];
+
+/// Options of every mount that say the opposite of one in [`TABLE`], or the usual.
+const OPPOSITES: &[&str] = &["rw", "exec", "async"];
 
 /// The options of one mount.
 #[derive(Debug, Clone, PartialEq)]
@@ -133,6 +150,9 @@ pub struct Options {
     pub exclusive: bool,
     pub evict: Option<u64>,
     pub allow_other: bool,
+    pub no_exec: bool,
+    pub sync: bool,
+    pub dir_sync: bool,
     pub default_permissions: bool,
     pub failure_memory: bool,
     pub hedge: bool,
@@ -160,6 +180,9 @@ impl Default for Options {
             exclusive: false,
             evict: None,
             allow_other: false,
+            no_exec: false,
+            sync: false,
+            dir_sync: false,
             default_permissions: true,
             failure_memory: true,
             hedge: true,
@@ -213,9 +236,9 @@ impl Options {
             "clientZone" => self.zone = value.to_owned(),
             "clientRegion" => self.region = value.to_owned(),
             "clientNode" => self.node = value.to_owned(),
-            "ro" => self.read_only = true,
-            "rw" => self.read_only = false,
-            "exclusive" => self.exclusive = true,
+            "ro" => self.read_only = switch(name, value)?,
+            "rw" => self.read_only = !switch(name, value)?,
+            "exclusive" => self.exclusive = switch(name, value)?,
             "evict" => {
                 let session = value.parse().map_err(|_| {
                     OptionsError(format!(
@@ -224,8 +247,13 @@ impl Options {
                 })?;
                 self.evict = Some(session);
             }
-            "allow_other" => self.allow_other = true,
-            "default_permissions" => self.default_permissions = true,
+            "allow_other" => self.allow_other = switch(name, value)?,
+            "default_permissions" => self.default_permissions = switch(name, value)?,
+            "noexec" => self.no_exec = switch(name, value)?,
+            "exec" => self.no_exec = !switch(name, value)?,
+            "sync" => self.sync = switch(name, value)?,
+            "async" => self.sync = !switch(name, value)?,
+            "dirsync" => self.dir_sync = switch(name, value)?,
             "failureMemory" => self.failure_memory = switch(name, value)?,
             "hedge" => self.hedge = switch(name, value)?,
             "timeout" => {
@@ -271,7 +299,7 @@ fn is_known(name: &str) -> bool {
     let ours = TABLE
         .iter()
         .any(|known| known.name.trim_end_matches('=') == name);
-    ours || IGNORED.contains(&name) || name.starts_with("x-")
+    ours || OPPOSITES.contains(&name) || IGNORED.contains(&name) || name.starts_with("x-")
 }
 
 fn switch(name: &str, value: &str) -> Result<bool, OptionsError> {
@@ -352,6 +380,18 @@ mod tests {
         assert!(Options::parse("writeCache=1Q").is_err());
         let bytes = Options::parse("writeCache=32Mi").unwrap().write_cache_bytes;
         assert_eq!(bytes, 32 << 20);
+    }
+
+    #[test]
+    fn a_switch_can_be_said_to_be_off() {
+        let options = Options::parse("ro=off,exclusive=off,allow_other=off,noexec=no").unwrap();
+        assert_eq!(options, Options::default());
+        let options = Options::parse("default_permissions=off,noexec,sync,dirsync").unwrap();
+        assert!(!options.default_permissions && options.no_exec);
+        assert!(options.sync && options.dir_sync);
+        let options = Options::parse("noexec,sync,ro,exec,async,rw").unwrap();
+        assert_eq!(options, Options::default());
+        assert!(Options::parse("ro=perhaps").is_err());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use hither_proto::common::{Hello, HelloReply, Role};
 use hither_proto::frame::PROTOCOL_VERSIONS;
@@ -76,8 +76,13 @@ async fn accept(socket: TcpListener, handler: Arc<HelloFirst>, stop: Arc<Notify>
         match accepted {
             Ok((stream, peer)) => {
                 let handler: Arc<dyn Handler> = Arc::clone(&handler) as _;
-                if let Err(error) = Connection::start(stream, peer.to_string(), handler) {
-                    tracing::debug!(%peer, %error, "connection ended before it began");
+                match Connection::start(stream, peer.to_string(), handler) {
+                    Ok(connection) => {
+                        tokio::spawn(expect_hello(Arc::downgrade(&connection)));
+                    }
+                    Err(error) => {
+                        tracing::debug!(%peer, %error, "connection ended before it began");
+                    }
                 }
             }
             Err(error) => {
@@ -86,6 +91,20 @@ async fn accept(socket: TcpListener, handler: Arc<HelloFirst>, stop: Arc<Notify>
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+/// Ends a connection that says nothing: its descriptor and memory are for those who do.
+async fn expect_hello(connection: Weak<Connection>) {
+    tokio::time::sleep(HELLO_PATIENCE).await;
+    if let Some(connection) = connection.upgrade()
+        && connection.peer().is_none()
+    {
+        tracing::debug!(
+            address = connection.address(),
+            "no hello: the connection is closed"
+        );
+        connection.close();
     }
 }
 
@@ -163,3 +182,5 @@ impl Handler for HelloFirst {
 
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
+/// Time a connection has to say who it is.
+const HELLO_PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);

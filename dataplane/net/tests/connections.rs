@@ -55,6 +55,24 @@ impl Handler for Echo {
     }
 }
 
+#[tokio::test]
+async fn who_says_nothing_is_not_kept() {
+    let listener = Listener::bind("127.0.0.1:0", Identity::default(), Arc::new(NoHandler));
+    let listener = listener.await.unwrap();
+    let address = listener.address().to_string();
+    let identity = Identity::default();
+    let known = connect(&address, &identity, Arc::new(NoHandler), TIMEOUT);
+    let known = known.await.unwrap();
+    let mut silent = tokio::net::TcpStream::connect(&address).await.unwrap();
+    // Both ends are real: time passes by itself once nothing else happens.
+    tokio::time::pause();
+    let mut byte = [0; 1];
+    let read = tokio::io::AsyncReadExt::read(&mut silent, &mut byte);
+    let ended = tokio::time::timeout(6 * TIMEOUT, read).await;
+    assert!(matches!(ended, Ok(Ok(0) | Err(_))), "{ended:?}");
+    assert!(!known.is_closed());
+}
+
 struct Obliging;
 
 impl Handler for Obliging {

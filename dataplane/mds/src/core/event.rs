@@ -171,6 +171,9 @@ pub enum Effect {
     Seal(InodeId, Vec<SealChunk>),
     /// Fence a session at all chunkservers, then [`Event::Fenced`].
     Fence(SessionId),
+    /// Close the connection of a session that has been ended without its doing: it hears of it by
+    /// that.
+    Disconnect(SessionId),
     /// Chunks were put on the list of those to be freed.
     FreeChunks,
     /// Call [`Event::Tick`] at this time or soon after.

@@ -196,6 +196,7 @@ impl Core {
         }
         for session in stubborn {
             self.evict_session(session);
+            self.effects.push(Effect::Disconnect(session));
         }
     }
 

@@ -324,6 +324,7 @@ impl Core {
             Event::Subtrees(subtrees) => self.set_subtrees(subtrees),
             Event::Evict(token, session) => {
                 self.evict_session(session);
+                self.effects.push(Effect::Disconnect(session));
                 self.answer_after(self.open.number, token, Answer::Done);
             }
             Event::List(token) => self.list_sessions(token),

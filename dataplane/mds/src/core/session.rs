@@ -327,6 +327,7 @@ impl Core {
         for id in expired {
             tracing::info!(session = id.0, "session not renewed: evicting");
             self.evict_session(id);
+            self.effects.push(Effect::Disconnect(id));
         }
     }
 

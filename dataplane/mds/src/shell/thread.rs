@@ -283,6 +283,11 @@ impl<S: MetaStore> Runner<S> {
             Effect::Fence(session) => {
                 self.begin(fence::fence(Arc::clone(&self.shared), session));
             }
+            Effect::Disconnect(session) => {
+                if let Some(connection) = self.sessions.connection(session) {
+                    connection.close();
+                }
+            }
             Effect::FreeChunks => self.shared.reaper_wake.notify_one(),
             Effect::WakeAt(at) => {
                 self.wake_at = Some(self.wake_at.map_or(at, |sooner| sooner.min(at)));

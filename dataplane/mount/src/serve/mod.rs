@@ -87,6 +87,13 @@ impl Server {
         if self.read_only && changes(&op) {
             return Err(Errno::EROFS.into());
         }
+        let gives_back = matches!(op, Op::Release { .. } | Op::Releasedir { .. });
+        if self.client.is_over() && !gives_back {
+            return Err(FsError::new(
+                Errno::ENOTCONN,
+                "the claim of this mount is over",
+            ));
+        }
         match op {
             Op::Lookup { parent, name } => self.lookup(parent, &name).await,
             Op::Getattr { ino } => self.getattr(ino).await,

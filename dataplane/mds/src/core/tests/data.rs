@@ -236,6 +236,7 @@ fn a_lost_writer_is_fenced_and_sealed_before_a_reader_gets_in() {
         world.event(Event::Tick);
     }
     assert_eq!(world.data_effects.front(), Some(&Effect::Fence(a)));
+    assert_eq!(world.disconnected, [a], "it hears of it at once");
     assert_eq!(world.take(read), None);
     let event = world.data_next().unwrap();
     world.event(event);

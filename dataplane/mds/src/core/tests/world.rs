@@ -56,6 +56,8 @@ pub(super) struct World {
     /// So many of the next loads fail.
     pub(super) failing_loads: u32,
     pub(super) stopped: bool,
+    /// Sessions whose connections were closed.
+    pub(super) disconnected: Vec<SessionId>,
     rank: RankId,
 }
 
@@ -101,6 +103,7 @@ impl World {
             largest_commit: 0,
             failing_loads: 0,
             stopped: false,
+            disconnected: Vec::new(),
             rank,
         };
         world.event(Event::Tick);
@@ -175,6 +178,7 @@ impl World {
                 return vec![Event::RecallAnswered(id, answer)];
             }
             Effect::Stop => self.stopped = true,
+            Effect::Disconnect(session) => self.disconnected.push(session),
             Effect::Trim(..) | Effect::Seal(..) | Effect::Fence(_) => {
                 self.data_effects.push_back(effect);
                 if !self.hold_data {
