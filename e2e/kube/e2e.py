@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cluster import collect
 from cluster.say import Failure, say
-from scenarios import reading, removal, serving, volumes
+from scenarios import nodes, reading, removal, serving, volumes
 from scenarios.installation import Installation
 from scenarios.scenario import Scenario
 
@@ -31,6 +31,7 @@ SCENARIOS: list[type[Scenario]] = [
     serving.PluginKilled,
     serving.MounterEnds,
     reading.ZoneLoss,
+    nodes.Drain,
     volumes.ManyClaims,
     removal.ClusterInUse,
     # Helm takes a release whose uninstall was refused for one that is going: nothing comes after it.

@@ -103,3 +103,9 @@ class Installation:
         zones = {s["id"]: s["zone"] for s in self.administer("cs", "ls")}
         return [Server(s["id"], zones[s["id"]], s["readBytes"])
                 for s in self.administer("cs", "stat")]
+
+    def is_whole(self) -> bool:
+        """Every chunkserver is up and every copy is where it should be."""
+        cluster = self.kubectl.json("--namespace", NAMESPACE, "hithercluster", CLUSTER)
+        conditions = {c["type"]: c["status"] for c in cluster["status"]["conditions"]}
+        return conditions["Degraded"] == "False" and conditions["Ready"] == "True"

@@ -75,3 +75,33 @@ spec:
   - name: data
     persistentVolumeClaim: {{claimName: {claim_name}}}
 """
+
+
+def movable(name: str, image: str, claim_name: str, zone: str) -> str:
+    """A Deployment of one pod that would rather be in a zone, and runs elsewhere when it cannot."""
+    return f"""\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: {name}}}
+spec:
+  selector: {{matchLabels: {{app: {name}}}}}
+  template:
+    metadata: {{labels: {{app: {name}}}}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      affinity:
+        nodeAffinity:
+          preferredDuringSchedulingIgnoredDuringExecution:
+          - weight: 100
+            preference:
+              matchExpressions: [{{key: {ZONE}, operator: In, values: [{zone}]}}]
+      containers:
+      - name: main
+        image: {image}
+        imagePullPolicy: IfNotPresent
+        command: [sleep, infinity]
+        volumeMounts: [{{name: data, mountPath: /data}}]
+      volumes:
+      - name: data
+        persistentVolumeClaim: {{claimName: {claim_name}}}
+"""
