@@ -31,6 +31,7 @@ SCENARIOS: list[type[Scenario]] = [
     serving.PluginKilled,
     serving.MounterEnds,
     reading.ZoneLoss,
+    nodes.ZoneRelabelled,
     nodes.Drain,
     volumes.ManyClaims,
     removal.ClusterInUse,

@@ -82,3 +82,52 @@ class Drain(Scenario):
         running = [p for p in found if "deletionTimestamp" not in p["metadata"]]
         expect(len(running) == 1, "one pod of the Deployment")
         return running[0]["metadata"]["name"], running[0]["spec"]["nodeName"]
+
+
+class ZoneRelabelled(Scenario):
+    """a node's zone label changes: its mounts read from the other zone at once, and back"""
+
+    seconds = 240
+    moved: tuple[str, str] | None = None
+
+    def heal(self) -> None:
+        if self.moved is not None:
+            self.label(*self.moved)
+
+    def label(self, node: str, zone: str) -> None:
+        self.kubectl("label", "node", node, f"{manifests.ZONE}={zone}", "--overwrite")
+
+    def run(self) -> None:
+        pods = self.pods_in_zones()
+        home, other, third = sorted(pods)
+        pod = pods[home]
+        node = self.node_of(pod)
+        mount = self.mount_of(pod)
+        expect(self.served_by(pod, pods[third]) == home, f"reads from {home} at first")
+        self.moved = (node, home)
+        with Load(self, [pod]) as load:
+            self.label(node, other)
+            wait_until(f"reads come from {other}", 60,
+                       lambda: self.served_by(pod, pods[third]) == other)
+            load.until_more(1)
+            self.label(node, home)
+            wait_until(f"reads come from {home} again", 60,
+                       lambda: self.served_by(pod, pods[third]) == home)
+        expect(self.mount_of(pod) == mount, f"the same mount: {mount}")
+
+    def mount_of(self, pod: str) -> str:
+        """The kernel's number of the mount: another one after a remount."""
+        line = self.sh(pod, "grep ' /data ' /proc/self/mountinfo")
+        return " ".join(line.split()[:3])
+
+    def served_by(self, reader: str, writer: str) -> str:
+        """The zone whose chunkservers gave what a pod read of a new file."""
+        mebibytes = 8
+        self.sh(writer, f"dd if=/dev/urandom of=/data/probe bs=1M count={mebibytes} && sync")
+        before = {s.zone: s.read_bytes for s in self.there.servers()}
+        self.sh(reader, "cat /data/probe >/dev/null")
+        after = {s.zone: s.read_bytes for s in self.there.servers()}
+        read = {zone: after[zone] - before[zone] for zone in after}
+        zone = max(read, key=lambda zone: read[zone])
+        expect(read[zone] >= mebibytes << 20, f"{mebibytes} MiB from a chunkserver: {read}")
+        return zone
