@@ -105,3 +105,13 @@ spec:
       - name: data
         persistentVolumeClaim: {{claimName: {claim_name}}}
 """
+
+
+def attributes_class(name: str, parameters: str) -> str:
+    return f"""\
+apiVersion: storage.k8s.io/v1
+kind: VolumeAttributesClass
+metadata: {{name: {name}}}
+driverName: csi.hither.dev
+parameters: {{{parameters}}}
+"""

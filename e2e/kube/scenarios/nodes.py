@@ -21,7 +21,7 @@ class Drain(Scenario):
         pods = self.pods_in_zones()
         zones = self.there.zones()
         # With the embedded store the node of the one manager cannot be done without.
-        staying = self.there.manager_node()
+        staying = self.there.demo.manager_node()
         first, second = sorted(node for node in zones if node != staying)
         self.apply(manifests.movable("mover", self.there.busybox, "data", zones[first]))
         self.of("rollout", "status", "deployment/mover", "--timeout=90s")
@@ -51,7 +51,7 @@ class Drain(Scenario):
         self.of("rollout", "status", "statefulset/pods", "--timeout=120s")
         for pod in pods.values():
             load.verify(pod)
-        wait_until("all copies have caught up", 120, self.there.is_whole)
+        wait_until("all copies have caught up", 120, self.there.demo.is_whole)
 
     def drain(self, node: str, seconds: int, *more: str) -> None:
         self.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
@@ -114,20 +114,3 @@ class ZoneRelabelled(Scenario):
             wait_until(f"reads come from {home} again", 60,
                        lambda: self.served_by(pod, pods[third]) == home)
         expect(self.mount_of(pod) == mount, f"the same mount: {mount}")
-
-    def mount_of(self, pod: str) -> str:
-        """The kernel's number of the mount: another one after a remount."""
-        line = self.sh(pod, "grep ' /data ' /proc/self/mountinfo")
-        return " ".join(line.split()[:3])
-
-    def served_by(self, reader: str, writer: str) -> str:
-        """The zone whose chunkservers gave what a pod read of a new file."""
-        mebibytes = 8
-        self.sh(writer, f"dd if=/dev/urandom of=/data/probe bs=1M count={mebibytes} && sync")
-        before = {s.zone: s.read_bytes for s in self.there.servers()}
-        self.sh(reader, "cat /data/probe >/dev/null")
-        after = {s.zone: s.read_bytes for s in self.there.servers()}
-        read = {zone: after[zone] - before[zone] for zone in after}
-        zone = max(read, key=lambda zone: read[zone])
-        expect(read[zone] >= mebibytes << 20, f"{mebibytes} MiB from a chunkserver: {read}")
-        return zone

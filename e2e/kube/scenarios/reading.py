@@ -19,19 +19,19 @@ class OwnZone(Scenario):
         for zone, pod in pods.items():
             self.sh(pod, f"dd if=/dev/urandom of=/data/{zone} bs=1M count=24 && sync")
             sums[zone] = checksum(self.sh(pod, f"sha256sum /data/{zone}"))
-        before = {s.zone: s.read_bytes for s in self.there.servers()}
+        before = self.there.demo.read_by_zone()
         for zone, pod in pods.items():
             # Each file once from a zone that has not written it, so that no page cache helps.
             others = [other for other in pods if other != zone]
             for other in others:
                 seen = checksum(self.sh(pod, f"sha256sum /data/{other}"))
                 expect(seen == sums[other], f"{pod} reads what {pods[other]} wrote")
-        after = {s.zone: s.read_bytes for s in self.there.servers()}
+        after = self.there.demo.read_by_zone()
+        read = {zone: after[zone] - before[zone] for zone in pods}
         for zone in pods:
-            read = after[zone] - before[zone]
-            self.note(f"{zone}: its pod read 48 MiB, its chunkservers gave {read >> 20} MiB")
-            expect(46 * MEBIBYTE <= read <= 60 * MEBIBYTE,
-                   f"the servers of {zone} to serve their own pod, and nobody else: {read} bytes")
+            self.note(f"{zone}: its pod read 48 MiB, its chunkservers gave {read[zone] >> 20} MiB")
+        expect(all(46 * MEBIBYTE <= given <= 60 * MEBIBYTE for given in read.values()),
+               f"the servers of each zone to serve their own pod, and nobody else: {read}")
 
 
 class ZoneLoss(Scenario):
@@ -48,13 +48,13 @@ class ZoneLoss(Scenario):
     def run(self) -> None:
         pods = self.pods_in_zones()
         # With the embedded store the zone of the one manager is not one to lose.
-        lost = next(node for node in NODES if node.name != self.there.manager_node())
+        lost = next(node for node in NODES if node.name != self.there.demo.manager_node())
         staying = {zone: pod for zone, pod in pods.items() if zone != lost.zone}
         with Load(self, list(staying.values())) as load:
             load.until_more(2)
             network.cut(lost)
             self.note(f"{lost.zone} is cut off after {load.rounds}")
-            wait_until("its chunkserver is missed", 60, lambda: self.is_missed(lost.zone))
+            wait_until("its chunkserver is missed", 60, lambda: self.there.demo.is_missed(lost.zone))
             load.until_more(6)
             network.restore(lost)
             self.note(f"{lost.zone} is back after {load.rounds}")
@@ -63,11 +63,7 @@ class ZoneLoss(Scenario):
         back = pods[lost.zone]
         wait_until(f"{back} is reached again", 60, lambda: self.answers(back))
         load.verify(back)
-        wait_until("its copies have caught up", 120, self.there.is_whole)
-
-    def is_missed(self, zone: str) -> bool:
-        servers = self.there.administer("cs", "ls")
-        return all(server["state"] != "up" for server in servers if server["zone"] == zone)
+        wait_until("its copies have caught up", 120, self.there.demo.is_whole)
 
     def answers(self, pod: str) -> bool:
         try:
