@@ -30,6 +30,7 @@ SCENARIOS: list[type[Scenario]] = [
     volumes.Deletion,
     serving.PluginKilled,
     serving.MounterEnds,
+    serving.ControllerRestarted,
     reading.ZoneLoss,
     nodes.ZoneRelabelled,
     classes.ClassChange,
