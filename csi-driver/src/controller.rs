@@ -79,7 +79,7 @@ impl ControllerService {
         let parameters = Parameters::parse(&request.parameters, &request.mutable_parameters)?;
         if parameters.pin_to_zone && !self.topology {
             return Err(Refusal::Invalid(
-                "pinToZone needs the chart's value topology.enabled".into(),
+                "pinToZone needs the chart's value csi.topology.enabled".into(),
             ));
         }
         let wanted = VolumeRecord::new(&request.name, &parameters);

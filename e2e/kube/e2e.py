@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cluster import collect
 from cluster.say import Failure, say
-from scenarios import classes, clusters, nodes, reading, removal, serving, upgrade, volumes
+from scenarios import classes, clusters, nodes, reading, removal, serving, topology, upgrade, volumes
 from scenarios.installation import Installation
 from scenarios.scenario import Scenario
 
@@ -36,6 +36,7 @@ SCENARIOS: list[type[Scenario]] = [
     classes.ClassChange,
     nodes.Drain,
     volumes.ManyClaims,
+    topology.PinnedToZone,
     upgrade.RollingUpgrade,
     clusters.TwoClusters,
     clusters.EtcdStore,

@@ -32,6 +32,9 @@ pub fn storage_class(class: &ChunkStorageClass) -> StorageClass {
     ]
     .map(|(key, value)| (key.to_owned(), value))
     .into();
+    if volumes.pin_to_zone {
+        parameters.insert("pinToZone".into(), "true".into());
+    }
     for step in SECRET_STEPS {
         let prefix = format!("csi.storage.k8s.io/{step}-secret");
         parameters.insert(format!("{prefix}-name"), csi_secret(&class.spec.cluster));
