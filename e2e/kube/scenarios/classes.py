@@ -65,7 +65,7 @@ class ClassChange(Scenario):
     def refuse(self) -> None:
         """What cannot be is said, and nothing changes."""
         self.kubectl("apply", "-f", "-",
-                     stdin=manifests.attributes_class(self.wrong, "class: no-such-class"))
+                     stdin=manifests.attributes_class(self.wrong, **{"class": "no-such-class"}))
         self.ask(self.wrong)
         self.of("wait", "pvc/data", "--timeout=60s",
                 "--for=jsonpath={.status.modifyVolumeStatus.status}=Infeasible")

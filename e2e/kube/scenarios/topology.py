@@ -27,8 +27,8 @@ class PinnedToZone(Scenario):
         self.there.of("apply", "-f", "-", stdin=pinned_class())
         self.there.of("wait", f"csc/{PINNED}", "--for=condition=Ready", "--timeout=60s")
         pinned = self.there.demo.storage_class(PINNED)
-        self.apply(manifests.claim("refused", pinned) + "---\n"
-                   + manifests.pod("refused", self.there.busybox, "refused"))
+        self.apply(manifests.together(manifests.claim("refused", pinned),
+                                      manifests.pod("refused", self.there.busybox, "refused")))
         wait_until("without topology it is refused, with the reason", 60,
                    lambda: SWITCH in self.of("events", "--for=pvc/refused"))
         self.of("delete", "pod/refused", "pvc/refused", "--timeout=60s")
