@@ -88,6 +88,6 @@ demo-kube: kube-up image
 	@$(if $(KEEP),true,e2e/kube/kube down)
 
 # Proves what the tests on the cluster rely on.
-kube-smoke: kube-up image
-	@e2e/kube/kube load $(IMAGES)/hither.tar $(IMAGES)/busybox.tar
+kube-smoke: kube-up e2e-image
+	@e2e/kube/kube load $(IMAGES)/hither-test.tar $(IMAGES)/busybox.tar
 	@e2e/kube/smoke.py

@@ -1,7 +1,6 @@
 //! The clusters this process knows, and one client of each.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use parking_lot::Mutex;
 use crate::error::Refusal;
 use crate::ids::ClusterId;
 use crate::secret::ClusterAccess;
+use crate::source::Source;
 
 /// A cluster that answers.
 #[derive(Debug, Clone)]
@@ -21,11 +21,11 @@ pub struct Cluster {
     pub client: Client,
 }
 
-/// The clusters this process knows: those of `--clusters-dir` and those that requests named.
+/// The clusters this process knows: those of its source and those that requests named.
 #[derive(Debug)]
 pub struct Clusters {
     host: String,
-    directory: Option<PathBuf>,
+    source: Source,
     /// Clients by cluster; at most [`CLUSTERS_MAX`], an idle client more is dropped.
     clients: Mutex<BTreeMap<ClusterId, Cluster>>,
     /// What StorageClasses call clusters, as requests with secrets have shown.
@@ -33,13 +33,12 @@ pub struct Clusters {
 }
 
 impl Clusters {
-    /// Knows the clusters of a directory, with a directory for each, named as StorageClasses name
-    /// the cluster, in it a file for each key of its secret.
+    /// Knows the clusters of a source, and those that requests name.
     #[must_use]
-    pub fn new(host: String, directory: Option<PathBuf>) -> Self {
+    pub fn new(host: String, source: Source) -> Self {
         Self {
             host,
-            directory,
+            source,
             clients: Mutex::default(),
             names: Mutex::default(),
         }
@@ -73,9 +72,10 @@ impl Clusters {
         if let Some(known) = self.clients.lock().get(id) {
             return Ok(known.clone());
         }
-        let found = self
-            .configured()
+        let configured = self.source.clusters().await?;
+        let found = configured
             .into_iter()
+            .flatten()
             .find(|(_, access)| access.cluster.as_ref() == Some(id));
         match found {
             Some((_, access)) => self.reach(&access).await,
@@ -98,7 +98,7 @@ impl Clusters {
     /// # Errors
     /// `NotNow` when it is not known.
     pub async fn named(&self, name: Option<&str>) -> Result<Cluster, Refusal> {
-        let configured = self.configured();
+        let configured = self.source.clusters().await?;
         let Some(name) = name else {
             let known: Vec<Cluster> = self.all().await?;
             return match &known[..] {
@@ -108,27 +108,52 @@ impl Clusters {
                 )),
             };
         };
-        if let Some((_, access)) = configured.iter().find(|(of, _)| of == name) {
-            return self.reach(access).await;
+        let mut configured = configured.into_iter().flatten();
+        if let Some((_, access)) = configured.find(|(of, _)| of == name) {
+            return self.reach(&access).await;
         }
         let id = self.names.lock().get(name).cloned();
         match id {
             Some(id) => self.of_request(None, Some(&id)).await,
             None => Err(Refusal::NotNow(format!(
-                "nothing says how to reach the cluster {name:?}: see --clusters-dir"
+                "nothing says how to reach the cluster {name:?}: no StorageClass names its secret"
             ))),
         }
     }
 
-    /// All clusters that are known and can be reached.
+    /// All clusters that are known.
     ///
     /// # Errors
-    /// `Unreachable` when one cannot: a list without it would say that its volumes are gone.
+    /// `Unreachable` when one cannot be reached: a list without it would say that its volumes are
+    /// gone.
     pub async fn all(&self) -> Result<Vec<Cluster>, Refusal> {
-        for (_, access) in self.configured() {
-            self.reach(&access).await?;
+        self.each().await?.into_iter().collect()
+    }
+
+    /// The same one by one: what holds one up is nothing to the others. Of a cluster that the
+    /// source no longer has, the client is dropped.
+    ///
+    /// # Errors
+    /// `Unreachable` when the source does not say which there are.
+    pub async fn each(&self) -> Result<Vec<Result<Cluster, Refusal>>, Refusal> {
+        let Some(configured) = self.source.clusters().await? else {
+            return Ok(self.clients.lock().values().cloned().map(Ok).collect());
+        };
+        let mut reached = BTreeMap::new();
+        let mut failed = Vec::new();
+        for (name, access) in configured {
+            match self.reach(&access).await {
+                Ok(cluster) => {
+                    reached.insert(cluster.id.clone(), cluster);
+                }
+                Err(error) => {
+                    tracing::warn!(cluster = name, %error, "a cluster cannot be reached");
+                    failed.push(Err(error));
+                }
+            }
         }
-        Ok(self.clients.lock().values().cloned().collect())
+        self.clients.lock().retain(|id, _| reached.contains_key(id));
+        Ok(reached.into_values().map(Ok).chain(failed).collect())
     }
 
     /// Ends the sessions with all clusters, as far as they answer soon.
@@ -175,29 +200,6 @@ impl Clusters {
         // Another request may have been faster: then all use its client.
         let cluster = clients.entry(id.clone()).or_insert(Cluster { id, client });
         Ok(cluster.clone())
-    }
-
-    fn configured(&self) -> Vec<(String, ClusterAccess)> {
-        let Some(directory) = &self.directory else {
-            return Vec::new();
-        };
-        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-        let named = entries.filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            if name.starts_with('.') || !entry.path().is_dir() {
-                return None;
-            }
-            match ClusterAccess::of_directory(&entry.path()) {
-                Ok(access) => Some((name, access)),
-                Err(error) => {
-                    tracing::warn!(cluster = name, %error, "a cluster's secret cannot be used");
-                    None
-                }
-            }
-        });
-        let mut all: Vec<(String, ClusterAccess)> = named.collect();
-        all.sort_by(|a, b| a.0.cmp(&b.0));
-        all
     }
 }
 

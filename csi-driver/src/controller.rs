@@ -44,13 +44,13 @@ impl ControllerService {
         let mut ticks = tokio::time::interval(TIDY_EACH);
         loop {
             ticks.tick().await;
-            match self.clusters.all().await {
-                Ok(all) => {
-                    for cluster in all {
+            match self.clusters.each().await {
+                Ok(each) => {
+                    for cluster in each.into_iter().flatten() {
                         self.purge(&cluster).await;
                     }
                 }
-                Err(error) => tracing::warn!(%error, "a cluster is not tidied"),
+                Err(error) => tracing::warn!(%error, "no cluster is tidied"),
             }
         }
     }
@@ -79,7 +79,7 @@ impl ControllerService {
         let parameters = Parameters::parse(&request.parameters, &request.mutable_parameters)?;
         if parameters.pin_to_zone && !self.topology {
             return Err(Refusal::Invalid(
-                "pinToZone needs the chart's value topology.enabled".into(),
+                "pinToZone needs the chart's value csi.topology.enabled".into(),
             ));
         }
         let wanted = VolumeRecord::new(&request.name, &parameters);

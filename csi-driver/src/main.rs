@@ -1,12 +1,14 @@
 //! `hither-csi`: the controller and the node plugin.
 #![forbid(unsafe_code)]
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use hither_csi::DRIVER;
+use hither_csi::ask;
 use hither_csi::clusters::Clusters;
 use hither_csi::controller::ControllerService;
 use hither_csi::guard::Guards;
@@ -26,6 +28,7 @@ use hither_csi::rpc::csi::identity_server::IdentityServer;
 use hither_csi::rpc::csi::node_server::NodeServer;
 use hither_csi::rpc::registration::registration_server::RegistrationServer;
 use hither_csi::server::{listen, listen_by, liveness, socket_of};
+use hither_csi::source::Source;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tonic::transport::Server;
@@ -47,6 +50,37 @@ enum Role {
     Controller(Controller),
     /// Mount volumes on this node; registers itself with the kubelet
     Node(NodePlugin),
+    /// Print the volumes that the controller knows, each a line of JSON: `kubectl exec` it there
+    Volumes(Volumes),
+    /// Print how many bytes volumes can still be given, as the controller says
+    Capacity(Capacity),
+}
+
+#[derive(Debug, clap::Args)]
+struct Volumes {
+    #[command(flatten)]
+    asked: Asked,
+    /// Only this one
+    handle: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Capacity {
+    #[command(flatten)]
+    asked: Asked,
+    /// The cluster, as its StorageClass names it
+    #[arg(long)]
+    cluster: String,
+    /// Storage class of the cluster
+    #[arg(long)]
+    class: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct Asked {
+    /// Socket of the controller
+    #[arg(long, default_value = "unix:///csi/csi.sock")]
+    endpoint: String,
 }
 
 #[derive(Debug, clap::Args)]
@@ -73,6 +107,10 @@ struct Common {
 struct Controller {
     #[command(flatten)]
     common: Common,
+    /// Know the clusters whose secrets the StorageClasses of this driver name: for requests that
+    /// carry no secrets, as lists do, and to free what was removed
+    #[arg(long, conflicts_with = "clusters_dir")]
+    storage_classes: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -115,6 +153,8 @@ fn main() -> anyhow::Result<()> {
         match arguments.role {
             Role::Controller(controller) => run_controller(controller).await,
             Role::Node(node) => run_node(node).await,
+            Role::Volumes(volumes) => show_volumes(volumes).await,
+            Role::Capacity(capacity) => show_capacity(capacity).await,
         }
     })
 }
@@ -122,7 +162,13 @@ fn main() -> anyhow::Result<()> {
 async fn run_controller(arguments: Controller) -> anyhow::Result<()> {
     let common = arguments.common;
     let host = host();
-    let clusters = Arc::new(Clusters::new(host, common.clusters_dir.clone()));
+    let source = if arguments.storage_classes {
+        let client = kube::Client::try_default().await;
+        Source::StorageClasses(client.context("reach Kubernetes")?)
+    } else {
+        directory(&common)
+    };
+    let clusters = Arc::new(Clusters::new(host, source));
     let service = ControllerService::new(Arc::clone(&clusters), common.topology);
     start_liveness(&common);
     tokio::spawn(service.clone().tidy());
@@ -165,7 +211,7 @@ async fn run_node(arguments: NodePlugin) -> anyhow::Result<()> {
             .unwrap_or(first);
     }
     let (tell, labels) = watch::channel(first);
-    let clusters = Clusters::new(arguments.node_name.clone(), common.clusters_dir.clone());
+    let clusters = Clusters::new(arguments.node_name.clone(), directory(common));
     let clusters = Arc::new(clusters);
     let service = NodeService {
         node: Node {
@@ -215,6 +261,31 @@ async fn run_node(arguments: NodePlugin) -> anyhow::Result<()> {
         .context("serve requests")?;
     clusters.close().await;
     Ok(())
+}
+
+async fn show_volumes(arguments: Volumes) -> anyhow::Result<()> {
+    let socket = socket_of(&arguments.asked.endpoint);
+    let volumes = match &arguments.handle {
+        Some(handle) => vec![ask::volume(socket, handle).await?],
+        None => ask::volumes(socket).await?,
+    };
+    let mut out = std::io::stdout().lock();
+    for volume in volumes {
+        writeln!(out, "{}", serde_json::to_string(&volume)?)?;
+    }
+    Ok(())
+}
+
+async fn show_capacity(arguments: Capacity) -> anyhow::Result<()> {
+    let socket = socket_of(&arguments.asked.endpoint);
+    let bytes = ask::capacity(socket, &arguments.cluster, &arguments.class).await?;
+    writeln!(std::io::stdout().lock(), "{bytes}")?;
+    Ok(())
+}
+
+fn directory(common: &Common) -> Source {
+    let directory = common.clusters_dir.clone();
+    directory.map_or(Source::Requests, Source::Directory)
 }
 
 fn start_liveness(common: &Common) {

@@ -46,21 +46,21 @@ class Demo(Scenario):
 
     def read_own(self, pods: dict[str, str]) -> None:
         say("every pod reads what the pods of the other zones wrote")
-        before = {server.zone: server.read_bytes for server in self.there.servers()}
+        before = self.there.demo.read_by_zone()
         for zone, pod in pods.items():
             for other in pods:
                 if other != zone:
                     seen = checksum(self.sh(pod, f"sha256sum /data/{other}"))
                     expect(seen == self.sums[other], "the bytes that were written")
         print(f"\n{'zone':8} {'its pod read':>14} {'its chunkservers gave':>22}")
-        for server in sorted(self.there.servers(), key=lambda server: server.zone):
+        for server in sorted(self.there.demo.servers(), key=lambda server: server.zone):
             if server.zone in pods:
                 given = (server.read_bytes - before[server.zone]) >> 20
                 print(f"{server.zone:8} {128:>10} MiB {given:>18} MiB")
         sys.stdout.flush()
 
     def lose_a_zone(self, pods: dict[str, str]) -> None:
-        lost = next(node for node in NODES if node.name != self.there.manager_node())
+        lost = next(node for node in NODES if node.name != self.there.demo.manager_node())
         say(f"the link of {lost.zone} is cut")
         network.cut(lost)
         for zone, pod in pods.items():

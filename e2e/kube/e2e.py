@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cluster import collect
 from cluster.say import Failure, say
-from scenarios import reading, removal, serving, volumes
+from scenarios import classes, clusters, nodes, reading, removal, serving, topology, upgrade, volumes
 from scenarios.installation import Installation
 from scenarios.scenario import Scenario
 
@@ -30,8 +30,17 @@ SCENARIOS: list[type[Scenario]] = [
     volumes.Deletion,
     serving.PluginKilled,
     serving.MounterEnds,
+    serving.ControllerRestarted,
     reading.ZoneLoss,
+    nodes.ZoneRelabelled,
+    classes.ClassChange,
+    nodes.Drain,
     volumes.ManyClaims,
+    topology.PinnedToZone,
+    upgrade.RollingUpgrade,
+    clusters.TwoClusters,
+    clusters.EtcdStore,
+    upgrade.EtcdUpgrade,
     removal.ClusterInUse,
     # Helm takes a release whose uninstall was refused for one that is going: nothing comes after it.
     removal.UninstallGuard,

@@ -13,9 +13,10 @@ from cluster.kubectl import Kubectl, given_kubeconfig
 from cluster.layout import State, find
 from cluster.machine import RunningMachine
 from cluster.say import Failure, say, wait_until
+from scenarios import manifests
+from scenarios.scenario import expect
 
 NAMESPACE = "hither-smoke"
-ZONE = "topology.kubernetes.io/zone"
 
 
 class Smoke:
@@ -68,7 +69,7 @@ class Smoke:
 
     def zone_of_node(self) -> dict[str, str]:
         nodes = [node["metadata"] for node in self.kubectl.json("nodes")["items"]]
-        return {node["name"]: node["labels"].get(ZONE, "") for node in nodes}
+        return {node["name"]: node["labels"].get(manifests.ZONE, "") for node in nodes}
 
     def three_zones_are_ready(self) -> None:
         self.kubectl.wait("nodes", "condition=Ready", 60, "--all")
@@ -151,111 +152,50 @@ class Smoke:
             return False
 
 
-def expect(holds: bool, what: str) -> None:
-    if not holds:
-        raise Failure(f"expected {what}")
-
-
 def spread_pods(image: str) -> str:
     serve = "hostname >/data/name; echo serving $(hostname); exec httpd -f -p 8080 -h /data"
-    return f"""\
-apiVersion: v1
-kind: Service
-metadata: {{name: web}}
-spec:
-  selector: {{app: web}}
-  ports: [{{port: 8080}}]
----
-apiVersion: v1
-kind: Service
-metadata: {{name: peers}}
-spec:
-  clusterIP: None
-  selector: {{app: web}}
-  publishNotReadyAddresses: true
-  ports: [{{port: 8080}}]
----
-apiVersion: apps/v1
-kind: StatefulSet
-metadata: {{name: web}}
-spec:
-  serviceName: peers
-  replicas: 3
-  podManagementPolicy: Parallel
-  selector: {{matchLabels: {{app: web}}}}
-  template:
-    metadata: {{labels: {{app: web}}}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      topologySpreadConstraints:
-      - maxSkew: 1
-        topologyKey: {ZONE}
-        whenUnsatisfiable: DoNotSchedule
-        labelSelector: {{matchLabels: {{app: web}}}}
-      containers:
-      - name: web
-        image: {image}
-        imagePullPolicy: IfNotPresent
-        command: [sh, -c, "{serve}"]
-        readinessProbe: {{httpGet: {{path: /name, port: 8080}}, periodSeconds: 1}}
-        volumeMounts: [{{name: data, mountPath: /data}}]
-  volumeClaimTemplates:
-  - metadata: {{name: data}}
-    spec:
-      accessModes: [ReadWriteOnce]
-      resources: {{requests: {{storage: 1Mi}}}}
-"""
+    probe = {"httpGet": {"path": "/name", "port": 8080}, "periodSeconds": 1}
+    data = {"metadata": {"name": "data"}, "spec": manifests.claim_spec("ReadWriteOnce", "1Mi")}
+    main = manifests.container(image, "sh", "-c", serve, readinessProbe=probe,
+                               volumeMounts=[{"name": "data", "mountPath": "/data"}])
+    spec = {"terminationGracePeriodSeconds": 1, "containers": [main]}
+    return manifests.together(
+        manifests.service("web", "web", 8080),
+        manifests.service("peers", "web", 8080, clusterIP="None", publishNotReadyAddresses=True),
+        manifests.one_in_each_zone("web", "peers", 3, spec, volumeClaimTemplates=[data]),
+    )
 
 
 def mounter_pods(image: str) -> str:
-    def pod(name: str, propagation: str, privileged: str) -> str:
-        return f"""\
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, labels: {{app: mounts}}}}
-spec:
-  affinity:
-    podAffinity:
-      requiredDuringSchedulingIgnoredDuringExecution:
-      - topologyKey: kubernetes.io/hostname
-        labelSelector: {{matchLabels: {{app: mounts}}}}
-  containers:
-  - name: main
-    image: {image}
-    imagePullPolicy: IfNotPresent
-    command: [sleep, infinity]
-    securityContext: {{privileged: {privileged}}}
-    volumeMounts:
-    - {{name: shared, mountPath: /shared, mountPropagation: {propagation}}}
-  volumes:
-  - {{name: shared, hostPath: {{path: /var/local/hither-smoke, type: DirectoryOrCreate}}}}
-"""
+    """Two pods of one node that share a directory of it."""
+    shared = {"path": "/var/local/hither-smoke", "type": "DirectoryOrCreate"}
+    beside = {"topologyKey": manifests.HOST, "labelSelector": {"matchLabels": {"app": "mounts"}}}
 
-    mounter = pod("mounter", "Bidirectional", "true").replace("[sleep, infinity]", MAKE_POINT)
-    return mounter + "---\n" + pod("reader", "HostToContainer", "false")
+    def pod(name: str, propagation: str, privileged: bool, command: str) -> dict:
+        mount = {"name": "shared", "mountPath": "/shared", "mountPropagation": propagation}
+        main = manifests.container(image, "sh", "-c", command, volumeMounts=[mount],
+                                   securityContext={"privileged": privileged})
+        made = manifests.thing("v1", "Pod", name, spec={
+            "affinity": {"podAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [beside]}},
+            "containers": [main],
+            "volumes": [{"name": "shared", "hostPath": shared}],
+        })
+        made["metadata"]["labels"] = {"app": "mounts"}
+        return made
 
-
-MAKE_POINT = "[sh, -c, 'mkdir -p /shared/point; exec sleep infinity']"
+    return manifests.together(
+        pod("mounter", "Bidirectional", True, "mkdir -p /shared/point; exec sleep infinity"),
+        pod("reader", "HostToContainer", False, "exec sleep infinity"),
+    )
 
 
 def version_pod(image: str) -> str:
-    return f"""\
-apiVersion: v1
-kind: Pod
-metadata: {{name: version}}
-spec:
-  restartPolicy: Never
-  containers:
-  - name: main
-    image: {image}
-    imagePullPolicy: IfNotPresent
-    command: [hither, --version]
-    securityContext:
-      runAsNonRoot: true
-      allowPrivilegeEscalation: false
-      readOnlyRootFilesystem: true
-      capabilities: {{drop: [ALL]}}
-"""
+    confined = {"runAsNonRoot": True, "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    main = manifests.container(image, "hither", "--version", securityContext=confined)
+    spec = {"restartPolicy": "Never", "containers": [main]}
+    return manifests.together(manifests.thing("v1", "Pod", "version", spec=spec))
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
-"""Hither on the cluster: the chart, one cluster of three zones, one storage class."""
+"""Hither on the cluster: the chart, and one cluster of three zones with one storage class."""
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import images, programs, push
@@ -9,20 +7,14 @@ from cluster.kubectl import Kubectl, given_kubeconfig
 from cluster.layout import State
 from cluster.say import Failure, run, say, wait_until
 
+from .hither import HitherCluster
+
 ROOT = Path(__file__).resolve().parents[3]
+SAMPLES = ROOT / "config/samples"
 NAMESPACE = "hither-system"
 RELEASE = "hither"
 CLUSTER = "demo"
 STORAGE_CLASS = f"{NAMESPACE}-{CLUSTER}-everywhere"
-
-
-@dataclass(frozen=True)
-class Server:
-    """A chunkserver as the manager shows it."""
-
-    id: int
-    zone: str
-    read_bytes: int
 
 
 class Installation:
@@ -39,20 +31,26 @@ class Installation:
         registry = None if self.own else push.registry()
         self.image = images.reference(images.HITHER_IMAGE, registry)
         self.busybox = images.reference(images.BUSYBOX_IMAGE, registry)
+        self.demo = HitherCluster(self.kubectl, NAMESPACE, CLUSTER)
 
     def install(self) -> None:
-        repository, tag = self.image.rsplit(":", 1)
         say("helm install")
-        run(*self.helm, "upgrade", "--install", RELEASE, ROOT / "charts/hither",
-            "--namespace", NAMESPACE, "--create-namespace",
-            "--set", f"image.repository={repository},image.tag={tag}",
-            "--wait", "--timeout=5m")
+        self.chart()
         say("the sample of three zones")
         for part in ("cluster", "pools", "classes"):
-            self.of("apply", "-f", ROOT / f"config/samples/{part}.yaml")
-        self.kubectl("--namespace", NAMESPACE, "wait", f"hithercluster/{CLUSTER}",
-                     "--for=condition=Ready", "--timeout=240s")
+            self.of("apply", "-f", SAMPLES / f"{part}.yaml")
+        self.demo.until_ready(240)
         wait_until("the storage class is there", 60, lambda: self.has("storageclass", STORAGE_CLASS))
+
+    def chart(self, image: str = "", **values: object) -> None:
+        """Installs the chart, or changes it to these values and to the defaults of all others."""
+        repository, tag = (image or self.image).rsplit(":", 1)
+        settings = {"image.repository": repository, "image.tag": tag, **values}
+        run(*self.helm, "upgrade", "--install", RELEASE, ROOT / "charts/hither",
+            "--namespace", NAMESPACE, "--create-namespace", "--reset-values",
+            "--set", ",".join(f"{name}={value}" for name, value in settings.items()),
+            # The default takes the mounters, which an upgrade leaves alone, for unready.
+            "--wait=legacy", "--timeout=5m")
 
     def uninstall(self) -> None:
         """Takes everything away again; what is left after it is a fault."""
@@ -65,8 +63,8 @@ class Installation:
             self.kubectl("delete", "crd", f"{definition}.hither.dev", "--ignore-not-found",
                          "--timeout=60s")
 
-    def of(self, *arguments: object, check: bool = True) -> str:
-        return self.kubectl("--namespace", NAMESPACE, *arguments, check=check)
+    def of(self, *arguments: object, stdin: str | None = None, check: bool = True) -> str:
+        return self.demo.of(*arguments, stdin=stdin, check=check)
 
     def has(self, kind: str, name: str) -> bool:
         return self.kubectl("get", kind, name, "--ignore-not-found") != ""
@@ -86,20 +84,3 @@ class Installation:
         if len(running) != 1:
             raise Failure(f"one {component} pod on {node}, found {len(running)}")
         return running[0]["metadata"]["name"]
-
-    def manager_node(self) -> str:
-        """Node of the manager that `administer` asks."""
-        pod = self.kubectl.json("--namespace", NAMESPACE, "pod", f"{CLUSTER}-manager-0")
-        return pod["spec"]["nodeName"]
-
-    def administer(self, *words: object) -> dict | list:
-        """`hither --json` beside a manager."""
-        service = f"{CLUSTER}-manager.{NAMESPACE}.svc:7650"
-        text = self.of("exec", f"{CLUSTER}-manager-0", "--",
-                       "hither", "--cluster", service, "--json", *words)
-        return json.loads(text)
-
-    def servers(self) -> list[Server]:
-        zones = {s["id"]: s["zone"] for s in self.administer("cs", "ls")}
-        return [Server(s["id"], zones[s["id"]], s["readBytes"])
-                for s in self.administer("cs", "stat")]

@@ -1,11 +1,10 @@
 """Every zone reads its own copy; a lost zone stops nobody."""
 
-import threading
-
 from cluster import network
 from cluster.layout import NODES
 from cluster.say import Failure, wait_until
 
+from .load import Load
 from .scenario import Scenario, checksum, expect
 
 MEBIBYTE = 1 << 20
@@ -20,19 +19,19 @@ class OwnZone(Scenario):
         for zone, pod in pods.items():
             self.sh(pod, f"dd if=/dev/urandom of=/data/{zone} bs=1M count=24 && sync")
             sums[zone] = checksum(self.sh(pod, f"sha256sum /data/{zone}"))
-        before = {s.zone: s.read_bytes for s in self.there.servers()}
+        before = self.there.demo.read_by_zone()
         for zone, pod in pods.items():
             # Each file once from a zone that has not written it, so that no page cache helps.
             others = [other for other in pods if other != zone]
             for other in others:
                 seen = checksum(self.sh(pod, f"sha256sum /data/{other}"))
                 expect(seen == sums[other], f"{pod} reads what {pods[other]} wrote")
-        after = {s.zone: s.read_bytes for s in self.there.servers()}
+        after = self.there.demo.read_by_zone()
+        read = {zone: after[zone] - before[zone] for zone in pods}
         for zone in pods:
-            read = after[zone] - before[zone]
-            self.note(f"{zone}: its pod read 48 MiB, its chunkservers gave {read >> 20} MiB")
-            expect(46 * MEBIBYTE <= read <= 60 * MEBIBYTE,
-                   f"the servers of {zone} to serve their own pod, and nobody else: {read} bytes")
+            self.note(f"{zone}: its pod read 48 MiB, its chunkservers gave {read[zone] >> 20} MiB")
+        expect(all(46 * MEBIBYTE <= given <= 60 * MEBIBYTE for given in read.values()),
+               f"the servers of each zone to serve their own pod, and nobody else: {read}")
 
 
 class ZoneLoss(Scenario):
@@ -49,70 +48,25 @@ class ZoneLoss(Scenario):
     def run(self) -> None:
         pods = self.pods_in_zones()
         # With the embedded store the zone of the one manager is not one to lose.
-        lost = next(node for node in NODES if node.name != self.there.manager_node())
+        lost = next(node for node in NODES if node.name != self.there.demo.manager_node())
         staying = {zone: pod for zone, pod in pods.items() if zone != lost.zone}
-        failures: list[str] = []
-        rounds = {pod: 0 for pod in staying.values()}
-        stop = threading.Event()
-
-        def load(pod: str) -> None:
-            """Writes a file, makes it stable, reads everybody's back; any error counts."""
-            while not stop.is_set():
-                name = f"/data/{pod}-{rounds[pod] % 4}"
-                try:
-                    self.sh(pod, f"dd if=/dev/urandom of={name}.new bs=256k count=8 2>/dev/null"
-                                 f" && sync {name}.new && sha256sum <{name}.new >{name}.sum.new"
-                                 f" && mv {name}.new {name} && mv {name}.sum.new {name}.sum"
-                                 f" && test \"$(sha256sum <{name})\" = \"$(cat {name}.sum)\"")
-                    rounds[pod] += 1
-                except Failure as failure:
-                    failures.append(f"{pod}: {failure}")
-                    return
-
-        threads = [threading.Thread(target=load, args=(pod,)) for pod in staying.values()]
-        for thread in threads:
-            thread.start()
-        try:
-            self.until_more(rounds, 2, failures)
+        with Load(self, list(staying.values())) as load:
+            load.until_more(2)
             network.cut(lost)
-            self.note(f"{lost.zone} is cut off after {rounds}")
-            wait_until("its chunkserver is missed", 60, lambda: self.is_missed(lost.zone))
-            self.until_more(rounds, 6, failures)
+            self.note(f"{lost.zone} is cut off after {load.rounds}")
+            wait_until("its chunkserver is missed", 60, lambda: self.there.demo.is_missed(lost.zone))
+            load.until_more(6)
             network.restore(lost)
-            self.note(f"{lost.zone} is back after {rounds}")
-            self.until_more(rounds, 2, failures)
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-        expect(not failures, f"no error: {failures}")
+            self.note(f"{lost.zone} is back after {load.rounds}")
+            load.until_more(2)
         self.kubectl.wait(f"node/{lost.name}", "condition=Ready", 90)
         back = pods[lost.zone]
         wait_until(f"{back} is reached again", 60, lambda: self.answers(back))
-        for pod in staying.values():
-            for number in range(min(4, rounds[pod])):
-                name = f"/data/{pod}-{number}"
-                same = f"test \"$(sha256sum <{name})\" = \"$(cat {name}.sum)\""
-                self.sh(back, same)
-        wait_until("its copies have caught up", 120, self.is_whole)
-
-    def until_more(self, rounds: dict[str, int], more: int, failures: list[str]) -> None:
-        goal = {pod: count + more for pod, count in rounds.items()}
-        wait_until(f"{more} more rounds of each pod", 100,
-                   lambda: failures or all(rounds[pod] >= goal[pod] for pod in goal))
-        expect(not failures, f"no error: {failures}")
-
-    def is_missed(self, zone: str) -> bool:
-        servers = self.there.administer("cs", "ls")
-        return all(server["state"] != "up" for server in servers if server["zone"] == zone)
+        load.verify(back)
+        wait_until("its copies have caught up", 120, self.there.demo.is_whole)
 
     def answers(self, pod: str) -> bool:
         try:
             return self.sh(pod, "ls /data >/dev/null && echo yes").strip() == "yes"
         except Failure:
             return False
-
-    def is_whole(self) -> bool:
-        cluster = self.there.kubectl.json("--namespace", "hither-system", "hithercluster", "demo")
-        conditions = {c["type"]: c["status"] for c in cluster["status"]["conditions"]}
-        return conditions.get("DataAtRisk", "False") == "False" and conditions["Ready"] == "True"

@@ -53,9 +53,10 @@ class Scenario:
         """Runs a shell command in a pod."""
         return self.of("exec", pod, "--", "sh", "-c", command)
 
-    def pods_in_zones(self, claim: str = "data") -> dict[str, str]:
+    def pods_in_zones(self, storage_class: str = STORAGE_CLASS) -> dict[str, str]:
         """A claim many pods share, and a pod in each zone that mounts it: zone to pod."""
-        self.apply(manifests.claim(claim, STORAGE_CLASS))
+        claim = "data"
+        self.apply(manifests.claim(claim, storage_class))
         self.apply(manifests.readers(self.there.busybox, claim))
         self.of("rollout", "status", "statefulset/pods", "--timeout=120s")
         zones = self.there.zones()
@@ -71,6 +72,23 @@ class Scenario:
         """Handle of the volume bound to a claim."""
         name = self.get("pvc", claim)["spec"]["volumeName"]
         return self.kubectl.json("pv", name)["spec"]["csi"]["volumeHandle"]
+
+    def mount_of(self, pod: str) -> str:
+        """The kernel's number of the mount: another one after a remount."""
+        line = self.sh(pod, "grep ' /data ' /proc/self/mountinfo")
+        return " ".join(line.split()[:3])
+
+    def served_by(self, reader: str, writer: str) -> str:
+        """The zone whose chunkservers gave what a pod read of a new file."""
+        mebibytes = 8
+        self.sh(writer, f"dd if=/dev/urandom of=/data/probe bs=1M count={mebibytes} && sync")
+        before = self.there.demo.read_by_zone()
+        self.sh(reader, "cat /data/probe >/dev/null")
+        after = self.there.demo.read_by_zone()
+        read = {zone: after[zone] - before[zone] for zone in after}
+        zone = max(read, key=lambda zone: read[zone])
+        expect(read[zone] >= mebibytes << 20, f"{mebibytes} MiB from a chunkserver: {read}")
+        return zone
 
     def note(self, text: str) -> None:
         say(f"   {text}")

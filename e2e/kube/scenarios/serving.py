@@ -1,8 +1,11 @@
 """What happens to pods when the programs of their node end."""
 
+import json
+
 from cluster.say import Failure, wait_until
 
-from .installation import NAMESPACE
+from . import manifests
+from .installation import CLUSTER, NAMESPACE, RELEASE, STORAGE_CLASS
 from .scenario import Scenario, expect
 
 
@@ -61,3 +64,25 @@ class MounterEnds(Scenario):
             return self.sh(pod, "cat /data/kept").strip() == "before"
         except Failure:
             return False
+
+
+class ControllerRestarted(Scenario):
+    """a new controller knows every cluster without having been asked for any"""
+
+    def run(self) -> None:
+        self.apply(manifests.claim("data", STORAGE_CLASS, size="64Mi"))
+        self.of("wait", "pvc/data", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
+        handle = self.volume_of("data")
+        name = f"deployment/{RELEASE}-csi-controller"
+        self.there.of("rollout", "restart", name)
+        self.there.of("rollout", "status", name, "--timeout=120s")
+        listed = [json.loads(line) for line in self.ask("volumes").splitlines()]
+        expect({"handle": handle, "sizeBytes": 64 << 20} in listed, f"{handle} in {listed}")
+        one = json.loads(self.ask("volumes", handle))
+        expect(one["handle"] == handle, f"the volume by its handle: {one}")
+        room = self.ask("capacity", f"--cluster={NAMESPACE}.{CLUSTER}", "--class=everywhere")
+        expect(int(room) > 64 << 20, f"room for more, not {room}")
+
+    def ask(self, *words: str) -> str:
+        return self.there.of("exec", f"deployment/{RELEASE}-csi-controller", "-c", "controller",
+                             "--", "hither-csi", *words)

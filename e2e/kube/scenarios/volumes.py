@@ -79,7 +79,7 @@ class Deletion(Scenario):
 
     def copies(self) -> int:
         """Copies of chunks on all chunkservers."""
-        return sum(s["copies"] for s in self.there.administer("cs", "stat"))
+        return sum(self.there.demo.copies_by_zone().values())
 
 
 class ManyClaims(Scenario):
@@ -89,7 +89,7 @@ class ManyClaims(Scenario):
 
     def run(self) -> None:
         names = [f"data-{n}" for n in range(20)]
-        self.apply("---\n".join(manifests.claim(name, STORAGE_CLASS) for name in names))
+        self.apply(manifests.together(*(manifests.claim(name, STORAGE_CLASS) for name in names)))
         selector = "app.kubernetes.io/component in (operator)"
         self.there.of("delete", "pods", "--selector", selector, "--grace-period=0", "--force")
         manager = [name for name in self.there.of("get", "pods", "-o", "name").split()

@@ -111,6 +111,9 @@ pub struct VolumeDefaults {
     pub reclaim_policy: ReclaimPolicy,
     /// When volumes are made.
     pub binding: VolumeBinding,
+    /// Pods use a volume in its first pod's zone only, as with disks. Needs the chart's value
+    /// `csi.topology.enabled`, and `WaitForFirstConsumer` for the pod to choose the zone.
+    pub pin_to_zone: bool,
     /// Options of the mounts.
     #[schemars(length(max = 32), inner(length(max = 128)))]
     pub mount_options: Vec<String>,
@@ -126,6 +129,7 @@ impl Default for VolumeDefaults {
             root_gid: 0,
             reclaim_policy: ReclaimPolicy::Delete,
             binding: VolumeBinding::Immediate,
+            pin_to_zone: false,
             mount_options: Vec::new(),
             default: false,
         }

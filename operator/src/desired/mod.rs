@@ -13,7 +13,9 @@ mod pod;
 use std::collections::BTreeMap;
 
 pub use chunkservers::{pool_zones, settings_file, wanted_labels};
-pub use classes::{class_kubernetes_name, storage_class};
+pub use classes::{
+    class_kubernetes_name, is_same_storage_class, storage_class, volume_attributes_class,
+};
 pub use disruption::Disruption;
 pub use managers::manager_address;
 pub use metadata::standbys;

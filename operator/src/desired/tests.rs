@@ -67,6 +67,21 @@ fn a_class_becomes_a_storage_class_of_references() {
 }
 
 #[test]
+fn a_class_may_pin_its_volumes_to_a_zone() {
+    let (_, _, mut classes) = sample(&DEMO);
+    classes[0].spec.volumes.pin_to_zone = true;
+    let parameters = storage_class(&classes[0]).parameters.unwrap();
+    assert_eq!(parameters["pinToZone"], "true");
+}
+
+#[test]
+fn a_class_becomes_what_claims_may_change_to() {
+    let (_, _, classes) = sample(&DEMO);
+    let class = serde_saphyr::to_string(&volume_attributes_class(&classes[0])).unwrap();
+    insta::assert_snapshot!("attributes", class);
+}
+
+#[test]
 fn labels_ask_for_no_restart_and_settings_do() {
     let (cluster, mut pools, _) = sample(&DEMO);
     let template = |pools: &[ChunkserverPool]| {

@@ -7,9 +7,8 @@ use kube::api::{DeleteParams, ListParams, Patch};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use super::Context;
-use super::manage;
 use super::pass::{After, CLUSTER_FINALIZER, POOL_FINALIZER, Wanted, tell_pool};
+use super::{Context, manage, products};
 use crate::api::{DRIVER, HitherCluster};
 use crate::check;
 use crate::conditions::{Said, said};
@@ -48,7 +47,7 @@ pub(super) async fn cluster(
         return Ok(Some(said("DeletionBlocked", true, "VolumesExist", text)));
     }
     for class in &wanted.classes {
-        manage::remove_storage_class(context, class).await?;
+        products::remove(context, class).await?;
     }
     for set in &seen.sets {
         context.delete(set).await?;

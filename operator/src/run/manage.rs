@@ -2,19 +2,14 @@
 
 use hither_labels::StorageDefinition;
 use hither_proto::map::{Distance, StorageClass as Stored};
-use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{DeleteParams, Patch, Preconditions};
-use kube::{Api, ResourceExt as _};
+use kube::ResourceExt as _;
 
-use super::Context;
-use super::apply::params;
 use super::pass::{Wanted, timed};
+use super::{Context, products};
 use crate::api::{ChunkStorageClass, ChunkStorageClassStatus, ChunkserverPool, HitherCluster};
 use crate::check;
 use crate::conditions::{Said, said};
-use crate::desired::{
-    OWNER_LABEL, class_kubernetes_name, pool_set, pool_zones, storage_class, wanted_labels,
-};
+use crate::desired::{class_kubernetes_name, pool_set, pool_zones, wanted_labels};
 use crate::error::Error;
 use crate::labels;
 use crate::manager::Manager;
@@ -121,13 +116,13 @@ async fn keep_class(
         }
     };
     let name = class_kubernetes_name(class);
-    let ready = match in_kubernetes(context, class).await? {
-        true => said("Ready", true, "Ready", ""),
-        false => said(
+    let ready = match products::keep(context, class).await? {
+        None => said("Ready", true, "Ready", ""),
+        Some(kind) => said(
             "Ready",
             false,
             "NameConflict",
-            format!("there is a StorageClass {name} that is not this operator's"),
+            format!("there is a {kind} {name} that is not this operator's"),
         ),
     };
     let shown = (ready.status == Some(true)).then_some(name);
@@ -179,40 +174,13 @@ fn normal(text: &str) -> String {
         .map_or_else(|_| text.to_owned(), |parsed| parsed.to_string())
 }
 
-/// Sees to it that Kubernetes has the class; false when another has the name.
-async fn in_kubernetes(context: &Context, class: &ChunkStorageClass) -> Result<bool, Error> {
-    let wanted = storage_class(class);
-    let name = wanted.name_any();
-    let what = || Error::kubernetes(format!("apply StorageClass {name}"));
-    let api: Api<StorageClass> = Api::all(context.client.clone());
-    let old = api.get_opt(&name).await.map_err(what())?;
-    if let Some(old) = &old {
-        if old.labels().get(OWNER_LABEL) != class.uid().as_ref() {
-            return Ok(false);
-        }
-        // Most of it cannot be changed; volumes do not need it once they are made.
-        let same = old.parameters == wanted.parameters
-            && old.reclaim_policy == wanted.reclaim_policy
-            && old.volume_binding_mode == wanted.volume_binding_mode
-            && old.mount_options.clone().unwrap_or_default()
-                == wanted.mount_options.clone().unwrap_or_default();
-        if !same {
-            remove_storage_class(context, class).await?;
-        }
-    }
-    api.patch(&name, &params(), &Patch::Apply(&wanted))
-        .await
-        .map_err(what())?;
-    Ok(true)
-}
-
 async fn remove_class(
     context: &Context,
     class: &ChunkStorageClass,
     manager: Option<&Manager>,
     seen: &Seen,
 ) -> Result<(), Error> {
-    remove_storage_class(context, class).await?;
+    products::remove(context, class).await?;
     let known = seen
         .status
         .as_ref()
@@ -249,7 +217,7 @@ pub(super) async fn class_without_cluster(
     class: &ChunkStorageClass,
 ) -> Result<(), Error> {
     if class.metadata.deletion_timestamp.is_some() {
-        remove_storage_class(context, class).await?;
+        products::remove(context, class).await?;
         return context.finalizer(class, CLASS_FINALIZER, false).await;
     }
     if let Err(refusal) = check::class(class, None) {
@@ -260,34 +228,6 @@ pub(super) async fn class_without_cluster(
         return tell(context, class, None, &conditions).await;
     }
     Ok(())
-}
-
-/// Deletes the class's StorageClass, if it is ours.
-pub(super) async fn remove_storage_class(
-    context: &Context,
-    class: &ChunkStorageClass,
-) -> Result<(), Error> {
-    let name = class_kubernetes_name(class);
-    let what = || Error::kubernetes(format!("delete StorageClass {name}"));
-    let api: Api<StorageClass> = Api::all(context.client.clone());
-    let Some(old) = api.get_opt(&name).await.map_err(what())? else {
-        return Ok(());
-    };
-    if old.labels().get(OWNER_LABEL) != class.uid().as_ref() {
-        return Ok(());
-    }
-    let params = DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: old.uid(),
-            resource_version: None,
-        }),
-        ..DeleteParams::default()
-    };
-    match api.delete(&name, &params).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
-        Err(error) => Err(what()(error)),
-    }
 }
 
 async fn tell(

@@ -7,6 +7,7 @@ mod lease;
 mod manage;
 mod pass;
 mod probes;
+mod products;
 mod watch;
 
 use std::collections::BTreeMap;

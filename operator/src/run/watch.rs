@@ -13,6 +13,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
+use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::{Key, WATCH_FAILS_MAX};
@@ -31,16 +32,28 @@ where
     K: Resource<DynamicType = ()> + 'static,
 {
     stores: Vec<Store<K>>,
+    /// A store wakes one of those that wait for it, so only one does.
+    listed: OnceCell<()>,
 }
 
 impl<K> Watched<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
+    fn of(stores: Vec<Store<K>>) -> Self {
+        Self {
+            stores,
+            listed: OnceCell::new(),
+        }
+    }
+
     /// Waits until everything there is has been listed once.
     pub(super) async fn ready(&self) {
-        // A writer that is gone has taken the process's watches with it; the process ends too.
-        join_all(self.stores.iter().map(Store::wait_until_ready)).await;
+        let listed = async {
+            // A writer that is gone has taken the process's watches with it; the process ends too.
+            join_all(self.stores.iter().map(Store::wait_until_ready)).await;
+        };
+        self.listed.get_or_init(|| listed).await;
     }
 
     /// All that fit.
@@ -93,9 +106,7 @@ impl Start<'_> {
             tokio::spawn(follow.run(events.boxed(), of.clone()));
             store
         };
-        Watched {
-            stores: apis.into_iter().map(start).collect(),
-        }
+        Watched::of(apis.into_iter().map(start).collect())
     }
 }
 
@@ -159,5 +170,32 @@ impl Health {
             "the watch of {kind} has failed for {} s",
             since.elapsed().as_secs()
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use k8s_openapi::api::core::v1::Pod;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn all_clusters_go_on_when_everything_is_listed() {
+        let (store, mut writer) = reflector::store::<Pod>();
+        let watched = Arc::new(Watched::of(vec![store]));
+        let wait = |watched: Arc<Watched<Pod>>| async move { watched.ready().await };
+        let mut tasks: Vec<_> = (0..3)
+            .map(|_| tokio::spawn(wait(Arc::clone(&watched))))
+            .collect();
+        // All of them wait by now.
+        tokio::task::yield_now().await;
+        writer.apply_watcher_event(&Event::Init);
+        writer.apply_watcher_event(&Event::InitDone);
+        for task in &mut tasks {
+            let woken = tokio::time::timeout(Duration::from_secs(5), task).await;
+            woken.expect("a task waits for good").unwrap();
+        }
     }
 }

@@ -1,0 +1,48 @@
+"""Scenarios with a cluster of their own, in a namespace that the operator is told to watch."""
+
+from cluster.say import wait_until
+
+from .hither import HitherCluster
+from .installation import CLUSTER, SAMPLES
+from .scenario import Scenario
+
+
+class GuestScenario(Scenario):
+    """Has a second namespace, for a cluster. Its volumes go before the cluster, and all of that
+    before the operator no longer looks there."""
+
+    # Name of the cluster's resource.
+    cluster_name = CLUSTER
+
+    @property
+    def home(self) -> str:
+        """Namespace of the cluster."""
+        return f"{self.namespace}-cluster"
+
+    @property
+    def guest(self) -> HitherCluster:
+        return HitherCluster(self.kubectl, self.home, self.cluster_name)
+
+    def begin(self) -> None:
+        super().begin()
+        self.kubectl("create", "namespace", self.home)
+        self.there.chart(watchNamespaces=f"{{{self.home}}}")
+
+    def clean(self) -> None:
+        super().clean()
+        if not self.there.has("namespace", self.home):
+            return
+        wait_until("its volumes are gone", 60, lambda: not self.volumes())
+        self.guest.of("delete", "hithercluster,chunkserverpool,chunkstorageclass", "--all",
+                      "--timeout=120s")
+        self.kubectl("delete", "namespace", self.home, "--timeout=120s")
+        self.there.chart()
+
+    def volumes(self) -> list[str]:
+        """PersistentVolumes of claims in the scenario's namespace."""
+        return [volume["metadata"]["name"] for volume in self.kubectl.json("pv")["items"]
+                if volume["spec"].get("claimRef", {}).get("namespace") == self.namespace]
+
+    def apply_samples(self, *parts: str) -> None:
+        for part in parts:
+            self.guest.of("apply", "-f", SAMPLES / part)
