@@ -21,3 +21,7 @@ pub mod status;
 
 #[cfg(test)]
 mod decisions_tests;
+#[cfg(test)]
+mod loss_tests;
+#[cfg(test)]
+mod rollout_tests;

@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 
 use hither_proto::manager::ClusterStatus;
+use hither_proto::map::Chunkserver;
 use kube::ResourceExt as _;
 
 use crate::api::{
-    ChunkserverPool, ChunkserverPoolStatus, HitherCluster, HitherClusterStatus, ZoneStatus,
+    ChunkserverPool, ChunkserverPoolStatus, GroupHealth, HitherCluster, HitherClusterStatus,
+    ZoneStatus,
 };
 use crate::check::Refusal;
 use crate::conditions::{Said, said};
 use crate::desired::{Disruption, manager_address, pool_set, pool_zones, wanted_labels};
 use crate::rollout::Rollout;
 use crate::scale::Scale;
-use crate::seen::{Seen, is_ready, is_up};
+use crate::seen::{Seen, is_ready, is_up, title};
 
 /// A status whose conditions have no times yet.
 #[derive(Debug, Clone)]
@@ -60,7 +62,7 @@ pub fn cluster(
     ];
     let health = match groups {
         None => "Unknown",
-        Some(groups) if groups.one_copy > 0 => "AtRisk",
+        Some(groups) if groups.one_copy > 0 || seen.unreadable() > 0 => "AtRisk",
         Some(_) if !seen.is_clean() => "Repairing",
         Some(_) => "Healthy",
     };
@@ -190,45 +192,63 @@ fn degraded(seen: &Seen) -> Said {
     let Some(groups) = seen.groups() else {
         return said("Degraded", None, "ManagerUnreachable", "");
     };
-    let down: Vec<String> = seen
-        .servers()
-        .iter()
-        .filter(|server| !is_up(server))
-        .map(|server| format!("{} in {}", server.id, server.zone))
-        .collect();
+    let replaced = |server: &&Chunkserver| seen.is_replaced(server);
+    let lost: Vec<String> = seen.missing().filter(replaced).map(title).collect();
+    if !lost.is_empty() {
+        let text = format!(
+            "others run in the pods of chunkservers that hold copies: {}. They are forgotten once \
+             the copies are made elsewhere, or when they are back with their disks; {}",
+            lost.join(", "),
+            wholeness(seen, groups)
+        );
+        return said("Degraded", true, "ServerLost", text);
+    }
+    let servers = seen.servers().iter();
+    let down: Vec<String> = servers.filter(|server| !is_up(server)).map(title).collect();
     if !down.is_empty() {
         let text = format!(
-            "chunkservers down: {}; {} of {} placement groups are whole",
+            "chunkservers down: {}; {}",
             down.join(", "),
-            groups.whole,
-            groups.total
+            wholeness(seen, groups)
         );
         return said("Degraded", true, "ChunkserversDown", text);
     }
     if groups.whole < groups.total {
-        let text = format!(
-            "{} of {} placement groups are whole, {} are filling",
-            groups.whole, groups.total, groups.filling
-        );
-        return said("Degraded", true, "CopiesMissing", text);
+        return said("Degraded", true, "CopiesMissing", wholeness(seen, groups));
     }
     said("Degraded", false, "Whole", "")
 }
 
+fn wholeness(seen: &Seen, groups: GroupHealth) -> String {
+    let (whole, total, filling) = (groups.whole, groups.total, groups.filling);
+    let short = match seen.short() {
+        0 => String::new(),
+        short => format!(", {short} have fewer members than their classes ask for"),
+    };
+    format!("{whole} of {total} placement groups are whole, {filling} are filling{short}")
+}
+
 fn at_risk(seen: &Seen) -> Said {
-    match seen.groups() {
-        None => said("DataAtRisk", None, "ManagerUnreachable", ""),
-        Some(groups) if groups.one_copy > 0 => said(
-            "DataAtRisk",
-            true,
-            "OneCopyLeft",
-            format!(
-                "{} of {} placement groups have one member with everything: the next loss loses data",
-                groups.one_copy, groups.total
-            ),
-        ),
-        Some(_) => said("DataAtRisk", false, "CopiesLeft", ""),
+    let Some(groups) = seen.groups() else {
+        return said("DataAtRisk", None, "ManagerUnreachable", "");
+    };
+    let (unreadable, total) = (seen.unreadable(), groups.total);
+    if unreadable > 0 {
+        let text = format!(
+            "{unreadable} of {total} placement groups have no member with everything that is up: \
+             what is in them can be read when one of those chunkservers is back"
+        );
+        return said("DataAtRisk", true, "Unavailable", text);
     }
+    if groups.one_copy > 0 {
+        let text = format!(
+            "{} of {total} placement groups have one member with everything: the next loss loses \
+             data",
+            groups.one_copy
+        );
+        return said("DataAtRisk", true, "OneCopyLeft", text);
+    }
+    said("DataAtRisk", false, "CopiesLeft", "")
 }
 
 fn zone_loss(cluster: &HitherCluster, seen: &Seen) -> Said {
@@ -336,8 +356,12 @@ pub fn disruption(seen: &Seen) -> Disruption {
     if seen.is_clean() {
         return Disruption::One;
     }
+    if seen.short() > 0 {
+        // What is missing has no zone.
+        return Disruption::Nobody;
+    }
     let mut zones: BTreeMap<&str, ()> = BTreeMap::new();
-    for server in seen.servers().iter().filter(|server| !is_up(server)) {
+    for server in seen.missing() {
         zones.insert(&server.zone, ());
     }
     let map = seen.status.as_ref().and_then(|status| status.map.as_ref());

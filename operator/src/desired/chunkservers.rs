@@ -136,6 +136,7 @@ fn server<'a>(
         "--advertise=$(POD_IP)".to_owned(),
         format!("--zone={}", zone.name),
         "--node=$(NODE_NAME)".into(),
+        "--name=$(POD_NAME)".into(),
         format!("--managers={}", manager_address(cluster)),
     ];
     args.extend(

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::World;
 use super::names::match_labels;
+use super::network::READY_PORT;
 use crate::api::{HitherCluster, PodSettings};
 
 /// One server's pod, before its kind adds to it.
@@ -33,7 +34,8 @@ pub(crate) struct Server<'a> {
     pub(crate) spread: (BTreeMap<String, String>, &'static str),
     /// Seconds the process gets to end.
     pub(crate) grace_seconds: i64,
-    /// Whether it listens only while it serves (a standby does not).
+    /// Whether it listens at its first port only while it serves; that it stands by or serves it
+    /// then shows at [`READY_PORT`].
     pub(crate) may_stand_by: bool,
 }
 
@@ -100,9 +102,10 @@ impl Server<'_> {
         ];
         args.extend(self.args);
         let port = self.ports.first().map_or(0, |(_, port)| *port);
+        let shown = if self.may_stand_by { READY_PORT } else { port };
         let probe = |period, failures| Probe {
             tcp_socket: Some(TCPSocketAction {
-                port: IntOrString::Int(i32::from(port)),
+                port: IntOrString::Int(i32::from(shown)),
                 ..TCPSocketAction::default()
             }),
             period_seconds: Some(period),
@@ -119,6 +122,7 @@ impl Server<'_> {
             env: Some(vec![
                 from_field("POD_IP", "status.podIP"),
                 from_field("NODE_NAME", "spec.nodeName"),
+                from_field("POD_NAME", "metadata.name"),
             ]),
             ports: Some(
                 self.ports
@@ -126,7 +130,8 @@ impl Server<'_> {
                     .map(|(name, port)| container_port(name, *port))
                     .collect(),
             ),
-            readiness_probe: (!self.may_stand_by).then(|| probe(5, 2)),
+            readiness_probe: Some(probe(5, 2)),
+            // A standby that waits for etcd or a manager is not to be ended for it.
             liveness_probe: (!self.may_stand_by).then(|| probe(20, 6)),
             startup_probe: (!self.may_stand_by).then(|| probe(2, 300)),
             resources: self.settings.resources.clone(),

@@ -1,6 +1,6 @@
 //! One pass over a cluster: look, decide, do, tell.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -64,6 +64,7 @@ pub(super) async fn pass(
         return deletion::orphans(context, &wanted).await;
     };
     let mut seen = look(context, key);
+    seen.drained = drained(&wanted.pools);
     ask_manager(cluster, memory, &mut seen).await;
     let mut blocked = None;
     if cluster.metadata.deletion_timestamp.is_some() {
@@ -116,6 +117,14 @@ fn look(context: &Context, (namespace, name): &Key) -> Seen {
             .find(|pod| here(pod.namespace()) && of(pod.labels())),
         ..Seen::default()
     }
+}
+
+/// The chunkservers that the operator empties, as it has told.
+fn drained(pools: &[ChunkserverPool]) -> BTreeSet<u64> {
+    let told = pools.iter().filter_map(|pool| pool.status.as_ref());
+    told.flat_map(|status| &status.draining)
+        .filter_map(|drain| u64::try_from(drain.server).ok())
+        .collect()
 }
 
 /// Asks the manager how things are; the pods' own addresses need no name service.
