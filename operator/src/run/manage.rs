@@ -4,10 +4,12 @@ use hither_labels::StorageDefinition;
 use hither_proto::map::{Distance, StorageClass as Stored};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, Patch, Preconditions};
+use kube::runtime::events::EventType;
 use kube::{Api, ResourceExt as _};
 
 use super::Context;
 use super::apply::params;
+use super::calls::ask;
 use super::pass::{Wanted, timed};
 use crate::api::{ChunkStorageClass, ChunkStorageClassStatus, ChunkserverPool, HitherCluster};
 use crate::check;
@@ -19,10 +21,11 @@ use crate::error::Error;
 use crate::labels;
 use crate::manager::Manager;
 use crate::scale::Scale;
-use crate::seen::{Seen, is_up};
+use crate::seen::{Seen, is_up, title};
 
 /// Labels of running chunkservers, those to empty and to forget, distances.
 pub(super) async fn servers(
+    context: &Context,
     manager: &Manager,
     cluster: &HitherCluster,
     pools: &[ChunkserverPool],
@@ -40,23 +43,35 @@ pub(super) async fn servers(
                 let changes = labels::changes(&server.labels, &wanted);
                 if !changes.is_empty() {
                     tracing::info!(server = server.id, ?changes, "labels");
-                    manager.label(server.id, changes).await?;
+                    let change = manager.label(server.id, changes);
+                    context.lease.command(change).await?;
                 }
             }
         }
     }
     for (server, on) in &scale.drain {
         tracing::info!(server, on, "drain");
-        manager.drain(*server, *on).await?;
+        context.lease.command(manager.drain(*server, *on)).await?;
     }
     for server in &scale.forget {
         tracing::info!(server, "forget");
-        manager.forget(*server).await?;
+        context.lease.command(manager.forget(*server)).await?;
+        let mut known = seen.servers().iter();
+        let known = known.find(|known| known.id == *server).map(title);
+        let text = format!(
+            "chunkserver {} is down, holds nothing and cannot come back with its disks: it is \
+             forgotten",
+            known.unwrap_or_default()
+        );
+        let kind = EventType::Normal;
+        context
+            .event(cluster, kind, "ServerForgotten", "Forget", &text)
+            .await;
     }
     let map = seen.status.as_ref().and_then(|status| status.map.as_ref());
     let wanted: Vec<Distance> = cluster.spec.distances.iter().map(distance).collect();
-    if !wanted.is_empty() && map.is_some_and(|map| map.distances != wanted) {
-        manager.distances(wanted).await?;
+    if map.is_some_and(|map| map.distances != wanted) {
+        context.lease.command(manager.distances(wanted)).await?;
     }
     Ok(())
 }
@@ -112,7 +127,7 @@ async fn keep_class(
         ];
         return tell(context, class, None, &conditions).await;
     };
-    let satisfiable = match in_manager(manager, class, seen).await {
+    let satisfiable = match in_manager(context, manager, class, seen).await {
         Ok(satisfiable) => satisfiable,
         Err(error) => {
             let conditions = [accepted, said("Ready", false, "Refused", error.to_string())];
@@ -136,6 +151,7 @@ async fn keep_class(
 
 /// Sees to it that the manager has the class; says whether the servers of now satisfy it.
 async fn in_manager(
+    context: &Context,
     manager: &Manager,
     class: &ChunkStorageClass,
     seen: &Seen,
@@ -164,7 +180,8 @@ async fn in_manager(
         ..known.cloned().unwrap_or_default()
     };
     let dry_run = known == Some(&wanted);
-    let reply = manager.class(wanted, known.is_some(), dry_run).await?;
+    let change = manager.class(wanted, known.is_some(), dry_run);
+    let reply = context.lease.command(change).await?;
     let notes = reply.notes.join("; ");
     Ok(if reply.satisfiable {
         said("Satisfiable", true, "ServersMatch", notes)
@@ -183,9 +200,9 @@ fn normal(text: &str) -> String {
 async fn in_kubernetes(context: &Context, class: &ChunkStorageClass) -> Result<bool, Error> {
     let wanted = storage_class(class);
     let name = wanted.name_any();
-    let what = || Error::kubernetes(format!("apply StorageClass {name}"));
+    let what = format!("apply StorageClass {name}");
     let api: Api<StorageClass> = Api::all(context.client.clone());
-    let old = api.get_opt(&name).await.map_err(what())?;
+    let old = ask(what.clone(), api.get_opt(&name)).await?;
     if let Some(old) = &old {
         if old.labels().get(OWNER_LABEL) != class.uid().as_ref() {
             return Ok(false);
@@ -200,9 +217,10 @@ async fn in_kubernetes(context: &Context, class: &ChunkStorageClass) -> Result<b
             remove_storage_class(context, class).await?;
         }
     }
-    api.patch(&name, &params(), &Patch::Apply(&wanted))
-        .await
-        .map_err(what())?;
+    let (params, patch) = (params(), Patch::Apply(&wanted));
+    context
+        .change(what, api.patch(&name, &params, &patch))
+        .await?;
     Ok(true)
 }
 
@@ -224,11 +242,11 @@ async fn remove_class(
         });
     let blocked = match (manager, known) {
         (_, Some(false)) => None,
-        (Some(manager), Some(true)) => manager
-            .remove_class(class.name_any())
-            .await
-            .err()
-            .map(|error| error.to_string()),
+        (Some(manager), Some(true)) => {
+            let removed = manager.remove_class(class.name_any());
+            let removed = context.lease.command(removed).await;
+            removed.err().map(|error| error.to_string())
+        }
         _ => Some("no manager answers".to_owned()),
     };
     match blocked {
@@ -268,9 +286,9 @@ pub(super) async fn remove_storage_class(
     class: &ChunkStorageClass,
 ) -> Result<(), Error> {
     let name = class_kubernetes_name(class);
-    let what = || Error::kubernetes(format!("delete StorageClass {name}"));
+    let what = format!("delete StorageClass {name}");
     let api: Api<StorageClass> = Api::all(context.client.clone());
-    let Some(old) = api.get_opt(&name).await.map_err(what())? else {
+    let Some(old) = ask(what.clone(), api.get_opt(&name)).await? else {
         return Ok(());
     };
     if old.labels().get(OWNER_LABEL) != class.uid().as_ref() {
@@ -283,11 +301,8 @@ pub(super) async fn remove_storage_class(
         }),
         ..DeleteParams::default()
     };
-    match api.delete(&name, &params).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
-        Err(error) => Err(what()(error)),
-    }
+    let deleted = context.change(what, api.delete(&name, &params)).await;
+    deleted.map(|_| ()).or_else(Error::unless_gone)
 }
 
 async fn tell(

@@ -252,7 +252,7 @@ async fn act(
     if let Some(manager) = &memory.manager
         && seen.status.is_some()
     {
-        manage::servers(manager, cluster, &plan.accepted, seen, &plan.scale).await?;
+        manage::servers(context, manager, cluster, &plan.accepted, seen, &plan.scale).await?;
     }
     if let Some(name) = &plan.rollout.replace
         && let Some(pod) = seen.pods.iter().find(|pod| pod.name_any() == *name)

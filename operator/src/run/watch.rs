@@ -1,9 +1,10 @@
 //! Watches: each on its own, with its own back-off, so that one that fails holds no other up.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use super::Key;
+use super::health::{Health, Watch};
 use futures::StreamExt as _;
 use futures::future::join_all;
 use k8s_openapi::NamespaceResourceScope;
@@ -11,11 +12,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt as _};
-use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use tokio::time::Instant;
-
-use super::{Key, WATCH_FAILS_MAX};
 
 /// How all watches begin.
 pub(super) struct Start<'a> {
@@ -30,22 +27,27 @@ pub(super) struct Watched<K>
 where
     K: Resource<DynamicType = ()> + 'static,
 {
-    stores: Vec<Store<K>>,
+    /// By namespace; one without a name when all are watched.
+    stores: Vec<(Option<String>, Store<K>)>,
 }
 
 impl<K> Watched<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    /// Waits until everything there is has been listed once.
-    pub(super) async fn ready(&self) {
+    /// Waits until everything there is in a namespace has been listed once.
+    pub(super) async fn ready(&self, namespace: &str) {
+        let of = |(name, _): &&(Option<String>, Store<K>)| {
+            name.as_deref().is_none_or(|name| name == namespace)
+        };
+        let stores = self.stores.iter().filter(of);
         // A writer that is gone has taken the process's watches with it; the process ends too.
-        join_all(self.stores.iter().map(Store::wait_until_ready)).await;
+        join_all(stores.map(|(_, store)| store.wait_until_ready())).await;
     }
 
     /// All that fit.
     pub(super) fn find(&self, fits: impl Fn(&K) -> bool) -> Vec<K> {
-        let all = self.stores.iter().flat_map(Store::state);
+        let all = self.stores.iter().flat_map(|(_, store)| store.state());
         let mut found: Vec<K> = all
             .filter(|one| fits(one))
             .map(|one| (*one).clone())
@@ -71,27 +73,33 @@ impl Start<'_> {
             + Sync
             + 'static,
     {
-        let apis: Vec<Api<K>> = match self.namespaces {
-            [] => vec![Api::all(self.client.clone())],
+        let apis: Vec<(Option<String>, Api<K>)> = match self.namespaces {
+            [] => vec![(None, Api::all(self.client.clone()))],
             named => {
-                let one = |name: &String| Api::namespaced(self.client.clone(), name);
+                let api = |name: &String| Api::namespaced(self.client.clone(), name);
+                let one = |name: &String| (Some(name.clone()), api(name));
                 named.iter().map(one).collect()
             }
         };
-        let start = |api: Api<K>| {
+        let start = |(namespace, api): (Option<String>, Api<K>)| {
             let (store, writer) = reflector::store();
             let config = watcher::Config::default().labels(labels);
             // What nobody reads takes no memory.
             let slim = |object: &mut K| object.managed_fields_mut().clear();
             let events = watcher::watcher(api, config).modify(slim).default_backoff();
             let events = kube::runtime::reflector(writer, events);
-            let follow = Follow {
+            let watch = Watch {
                 kind: K::kind(&()).into_owned(),
+                namespace: namespace.clone(),
+            };
+            self.health.begins(&watch);
+            let follow = Follow {
+                watch,
                 health: self.health.clone(),
                 poke: Arc::clone(self.poke),
             };
             tokio::spawn(follow.run(events.boxed(), of.clone()));
-            store
+            (namespace, store)
         };
         Watched {
             stores: apis.into_iter().map(start).collect(),
@@ -100,7 +108,7 @@ impl Start<'_> {
 }
 
 struct Follow {
-    kind: String,
+    watch: Watch,
     health: Health,
     poke: Arc<dyn Fn(Key) + Send + Sync>,
 }
@@ -116,48 +124,29 @@ impl Follow {
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)) => {
-                    self.health.works(&self.kind);
+                    self.health.works(&self.watch);
                     if let (Some(namespace), Some(cluster)) = (object.namespace(), of(&object)) {
                         (self.poke)((namespace, cluster));
                     }
                 }
-                Ok(Event::Init | Event::InitDone) => self.health.works(&self.kind),
+                Ok(Event::Init | Event::InitDone) => self.health.works(&self.watch),
                 Err(error) => {
-                    tracing::warn!(kind = self.kind, %error, "a watch fails: it is tried again");
-                    self.health.fails(&self.kind);
+                    let watch = &self.watch;
+                    tracing::warn!(%watch, %error, "a watch fails: it is tried again");
+                    self.health.fails(watch, is_refused(&error));
                 }
             }
         }
     }
 }
 
-/// Which watches fail, and since when.
-#[derive(Clone, Default)]
-pub(super) struct Health {
-    failing: Arc<Mutex<BTreeMap<String, Instant>>>,
-}
-
-impl Health {
-    fn works(&self, kind: &str) {
-        self.failing.lock().remove(kind);
-    }
-
-    fn fails(&self, kind: &str) {
-        self.failing
-            .lock()
-            .entry(kind.to_owned())
-            .or_insert_with(Instant::now);
-    }
-
-    /// What has failed for too long.
-    pub(super) fn complaint(&self) -> Option<String> {
-        let failing = self.failing.lock();
-        let (kind, since) = failing
-            .iter()
-            .find(|(_, since)| since.elapsed() > WATCH_FAILS_MAX)?;
-        Some(format!(
-            "the watch of {kind} has failed for {} s",
-            since.elapsed().as_secs()
-        ))
+/// Whether the API server works, and does not give what is asked for: the namespace or the right to
+/// it is gone, which a new process would not change.
+fn is_refused(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => matches!(status.code, 403 | 404),
+        _ => false,
     }
 }
