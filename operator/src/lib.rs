@@ -25,3 +25,5 @@ mod decisions_tests;
 mod loss_tests;
 #[cfg(test)]
 mod rollout_tests;
+#[cfg(test)]
+mod status_tests;

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
 use crate::api::GroupHealth;
-use crate::desired::COMPONENT_LABEL;
+use crate::desired::{COMPONENT_LABEL, ZONE_KEY};
 
 /// What was seen of one cluster.
 #[derive(Debug, Clone, Default)]
@@ -193,6 +193,19 @@ impl Seen {
                 let mut members = group.members.iter();
                 members.any(|member| !on(member) && is_in_sync(member))
             })
+    }
+
+    /// The zone of a pod's node: Kubernetes says it of the pod (from 1.35 on), or a chunkserver is on
+    /// the same node.
+    #[must_use]
+    pub fn zone_of<'a>(&'a self, pod: &'a Pod) -> Option<&'a str> {
+        let told = pod.labels().get(ZONE_KEY).map(String::as_str);
+        told.or_else(|| {
+            let node = pod.spec.as_ref()?.node_name.as_deref()?;
+            let mut servers = self.servers().iter();
+            let beside = servers.find(|server| is_up(server) && server.node == node)?;
+            Some(beside.zone.as_str())
+        })
     }
 
     /// Whether rank 0 is served by a pod that is ready.

@@ -1,6 +1,6 @@
 //! What the status of a cluster and its pools says, from what was seen. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hither_proto::manager::ClusterStatus;
 use hither_proto::map::Chunkserver;
@@ -12,10 +12,13 @@ use crate::api::{
 };
 use crate::check::Refusal;
 use crate::conditions::{Said, said};
-use crate::desired::{Disruption, manager_address, pool_set, pool_zones, wanted_labels};
+use crate::desired::{
+    Component, Disruption, manager_address, manager_replicas, pool_set, pool_zones, standbys,
+    wanted_labels,
+};
 use crate::rollout::Rollout;
 use crate::scale::Scale;
-use crate::seen::{Seen, is_ready, is_up, title};
+use crate::seen::{Seen, component, is_ready, is_up, title};
 
 /// A status whose conditions have no times yet.
 #[derive(Debug, Clone)]
@@ -84,6 +87,20 @@ pub fn cluster(
             zones,
         },
         conditions,
+    }
+}
+
+/// What the conditions say when something could not be brought about: nobody is to take the rest
+/// for all there was to do.
+pub fn not_applied(conditions: &mut [Said], why: &str) {
+    for condition in conditions {
+        let said = match (condition.type_, condition.status) {
+            ("Progressing", _) => said("Progressing", false, "ApplyFailed", why),
+            ("Degraded", Some(false)) => said("Degraded", true, "ApplyFailed", why),
+            ("Upgrading", Some(false)) => said("Upgrading", None, "ApplyFailed", why),
+            _ => continue,
+        };
+        *condition = said;
     }
 }
 
@@ -263,14 +280,57 @@ fn zone_loss(cluster: &HitherCluster, seen: &Seen) -> Said {
     if seen.status.is_none() {
         return said(name, None, "ManagerUnreachable", "");
     }
+    if manager_replicas(cluster) < 2 {
+        let text = "one manager: without its zone nobody leads";
+        return said(name, false, "OneManager", text);
+    }
+    if standbys(cluster) < 1 {
+        let text = "no metadata server stands by: without the active one's zone nothing is found";
+        return said(name, false, "NoStandby", text);
+    }
     let zones = cluster.spec.zones.iter().map(|zone| zone.name.as_str());
     let needed: Vec<&str> = zones.filter(|zone| !seen.readable_without(zone)).collect();
-    if needed.is_empty() {
-        said(name, true, "CopiesElsewhere", "")
-    } else {
+    if !needed.is_empty() {
         let text = format!("some files have no copy outside of: {}", needed.join(", "));
-        said(name, false, "CopiesInOneZone", text)
+        return said(name, false, "CopiesInOneZone", text);
     }
+    let (managers, metadata) = (
+        spread(seen, Component::Manager),
+        spread(seen, Component::Metadata),
+    );
+    if managers == Some(false) {
+        let text = "the managers that are ready are in one zone";
+        return said(name, false, "ManagersInOneZone", text);
+    }
+    if metadata == Some(false) {
+        let text = "the metadata servers that are ready are in one zone";
+        return said(name, false, "MetadataInOneZone", text);
+    }
+    if seen.groups().is_none_or(|groups| groups.total == 0) {
+        return said(name, None, "NoGroups", "there are no placement groups yet");
+    }
+    if managers.is_none() || metadata.is_none() {
+        let text = "the zones of the managers' and metadata servers' nodes are not known";
+        return said(name, None, "PlacesUnknown", text);
+    }
+    if cluster.spec.metadata_store.etcd.is_some() {
+        let text = "everything of the cluster's own is in other zones too; whether etcd survives \
+                    the loss of a zone is not known here";
+        return said(name, None, "EtcdNotOurs", text);
+    }
+    said(name, true, "CopiesElsewhere", "")
+}
+
+/// Whether the pods of a component that are ready are in more than one zone, as far as is known.
+fn spread(seen: &Seen, of: Component) -> Option<bool> {
+    let pods = seen.pods.iter();
+    let ready = pods.filter(|pod| component(pod) == of.as_str() && is_ready(pod));
+    let zones: Vec<Option<&str>> = ready.map(|pod| seen.zone_of(pod)).collect();
+    let known: BTreeSet<&str> = zones.iter().copied().flatten().collect();
+    if known.len() > 1 {
+        return Some(true);
+    }
+    (!zones.contains(&None)).then_some(false)
 }
 
 fn upgrading(rollout: &Rollout) -> Said {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EnvVar, EnvVarSource,
     NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector,
@@ -170,6 +171,23 @@ fn in_zones(zones: &[String]) -> Affinity {
     }
 }
 
+/// The zones the pods of a set may run in.
+#[must_use]
+pub fn zones_of(set: &StatefulSet) -> Option<Vec<String>> {
+    let spec = set.spec.as_ref()?.template.spec.as_ref()?;
+    let nodes = spec.affinity.as_ref()?.node_affinity.as_ref()?;
+    let selector = nodes
+        .required_during_scheduling_ignored_during_execution
+        .as_ref()?;
+    let expressions = selector
+        .node_selector_terms
+        .first()?
+        .match_expressions
+        .as_ref()?;
+    let here = expressions.iter().find(|one| one.key == ZONE_KEY)?;
+    here.values.clone()
+}
+
 fn from_field(name: &str, path: &str) -> EnvVar {
     EnvVar {
         name: name.into(),
@@ -200,7 +218,7 @@ fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
 /// Where a role finds its file.
 pub(crate) const CONFIG_DIR: &str = "/etc/hither";
 /// Label of nodes with their zone.
-pub(crate) const ZONE_KEY: &str = "topology.kubernetes.io/zone";
+pub const ZONE_KEY: &str = "topology.kubernetes.io/zone";
 /// Label of nodes with their name.
 pub(crate) const HOST_KEY: &str = "kubernetes.io/hostname";
 /// User and group the servers run as; nobody's in the image.

@@ -1,6 +1,8 @@
 //! What the samples ask for, as a whole.
 
+use k8s_openapi::api::apps::v1::StatefulSet;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use super::*;
 use crate::api::ChunkStorageClass;
@@ -57,6 +59,53 @@ fn with_etcd_there_are_managers_and_metadata_servers() {
     let titles: Vec<String> = objects.iter().map(Object::title).collect();
     insta::assert_snapshot!("etcd_titles", titles.join("\n"));
     insta::assert_snapshot!("etcd", shown(&metadata::objects(&cluster, &world())));
+}
+
+#[test]
+fn nothing_is_deleted_by_kubernetes_while_a_finalizer_holds_its_owner() {
+    for files in [&DEMO[..], &["etcd/cluster.yaml"]] {
+        let (cluster, pools, _) = sample(files);
+        for object in desired(&cluster, &pools, &world()) {
+            let metadata = &object.object.metadata;
+            assert_eq!(metadata.owner_references, None, "{}", object.title());
+            if metadata.labels.as_ref().unwrap().contains_key(OWNER_LABEL) {
+                continue;
+            }
+            // What the driver needs is removed by name.
+            let of_the_driver = ["Secret", "Role", "RoleBinding"];
+            assert!(of_the_driver.contains(&object.resource.kind.as_str()));
+        }
+    }
+}
+
+#[test]
+fn the_embedded_manager_stays_as_it_is_when_zones_come_and_go() {
+    let template = |cluster: &HitherCluster, world: &World| {
+        let objects = desired(cluster, &[], world);
+        let name = format!(
+            "StatefulSet/{}-manager",
+            cluster.metadata.name.as_ref().unwrap()
+        );
+        let set = objects.iter().find(|object| object.title() == name);
+        let set: StatefulSet = serde_json::from_value(json!(set.unwrap().object)).unwrap();
+        set
+    };
+    for (file, embedded) in [("cluster.yaml", true), ("etcd/cluster.yaml", false)] {
+        let (mut cluster, _, _) = sample(&[file]);
+        let before = template(&cluster, &world());
+        let world = World {
+            manager_zones: zones_of(&before),
+            ..world()
+        };
+        assert_eq!(
+            world.manager_zones.as_ref().unwrap().len(),
+            cluster.spec.zones.len()
+        );
+        cluster.spec.zones.remove(0);
+        let after = template(&cluster, &world);
+        assert_eq!(zones_of(&after) == zones_of(&before), embedded);
+        assert_eq!(after == before, embedded);
+    }
 }
 
 #[test]
