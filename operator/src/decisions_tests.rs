@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use hither_proto::manager::{ClusterStatus, GroupHealth};
-use hither_proto::map::{Chunkserver, ClusterMap, Group, Member, MemberState, Rank, ServerState};
+use hither_proto::map::{
+    Chunkserver, ClusterMap, Group, Member, MemberState, Rank, ServerState, StorageClass,
+};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
@@ -43,6 +45,7 @@ pub(crate) fn seen(zones: &[&str]) -> Seen {
         });
     }
     map.groups.push(group);
+    map.classes.push(StorageClass::default());
     let mut manager = pod("demo-manager", 0, "10.0.9.1", "old");
     labels(&mut manager).insert("app.kubernetes.io/component".into(), "manager".into());
     seen.pods.push(manager);

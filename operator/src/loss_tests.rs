@@ -172,6 +172,13 @@ fn a_group_with_fewer_members_than_its_class_asks_for_is_not_whole() {
     let plan = rollout::plan(&seen, &["a".to_owned()]);
     assert_eq!(plan.replace, None);
     assert!(plan.waiting.unwrap().contains("1 have fewer members"));
+    // No class asks for it any more: it is told, and holds nothing up.
+    let map = seen.status.as_mut().unwrap().map.as_mut().unwrap();
+    map.classes[0].keep_definition = 7;
+    map.classes[0].create_definition = 7;
+    let groups = seen.groups().unwrap();
+    assert_eq!((groups.whole, groups.undergoal, groups.one_copy), (1, 1, 1));
+    assert!(seen.is_clean());
 }
 
 #[test]

@@ -86,28 +86,51 @@ impl Seen {
     #[must_use]
     pub fn groups(&self) -> Option<GroupHealth> {
         let status = self.status.as_ref()?;
+        let in_use = self.in_use();
         let mut health = GroupHealth::default();
         for group in &status.groups {
-            let short = group.in_sync + group.filling + group.lagging < group.wanted;
-            let whole = group.filling == 0 && group.lagging == 0 && !short;
+            let few = lacks_members(group);
+            let moves = group.filling > 0 || group.lagging > 0;
+            let lacks = few && in_use.contains(&group.group);
+            let whole = !moves && !lacks;
             health.total += 1;
             health.whole += i32::from(whole);
             health.filling += i32::from(group.filling > 0);
-            health.undergoal += i32::from(group.lagging > 0 || short);
-            health.one_copy += i32::from(!whole && group.in_sync <= 1);
+            health.undergoal += i32::from(group.lagging > 0 || few);
+            health.one_copy += i32::from((moves || few) && group.in_sync <= 1);
         }
         Some(health)
     }
 
-    /// Groups that have fewer members than they are to have, and get none: nobody may take them.
+    /// Groups whose definition a class has: others keep what they hold, and nobody asks for more.
+    fn in_use(&self) -> BTreeSet<u32> {
+        let map = self.status.as_ref().and_then(|status| status.map.as_ref());
+        let Some(map) = map else {
+            return BTreeSet::new();
+        };
+        let asked_for = |group: &&hither_proto::map::Group| {
+            let mut classes = map.classes.iter();
+            classes.any(|class| {
+                [class.keep_definition, class.create_definition].contains(&group.definition)
+            })
+        };
+        map.groups
+            .iter()
+            .filter(asked_for)
+            .map(|group| group.id)
+            .collect()
+    }
+
+    /// Groups that have fewer members than their classes ask for.
     #[must_use]
     pub fn short(&self) -> usize {
+        let in_use = self.in_use();
         let groups = self
             .status
             .as_ref()
             .map_or(&[][..], |status| &status.groups);
         let short = |group: &&hither_proto::manager::GroupHealth| {
-            group.in_sync + group.filling + group.lagging < group.wanted
+            lacks_members(group) && in_use.contains(&group.group)
         };
         groups.iter().filter(short).count()
     }
@@ -233,6 +256,10 @@ pub fn is_at(pod: &Pod, address: &str) -> bool {
     let status = pod.status.as_ref();
     let ip = status.and_then(|status| status.pod_ip.as_deref());
     ip.is_some_and(|ip| ip == host_of(address))
+}
+
+fn lacks_members(group: &hither_proto::manager::GroupHealth) -> bool {
+    group.in_sync + group.filling + group.lagging < group.wanted
 }
 
 fn is_in_sync(member: &hither_proto::map::Member) -> bool {
