@@ -12,6 +12,7 @@ pub mod desired;
 pub mod error;
 pub mod labels;
 pub mod manager;
+pub mod quantity;
 pub mod reference;
 pub mod rollout;
 pub mod run;

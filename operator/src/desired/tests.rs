@@ -133,6 +133,14 @@ fn labels_ask_for_no_restart_and_settings_do() {
 }
 
 #[test]
+fn sizes_are_told_to_servers_in_bytes() {
+    let (_, mut pools, _) = sample(&DEMO);
+    let quantity = k8s_openapi::apimachinery::pkg::api::resource::Quantity("1.5Gi".into());
+    pools[0].spec.settings.free_floor = Some(quantity);
+    assert_eq!(settings_file(&pools[0])["floor_bytes"], 1_610_612_736);
+}
+
+#[test]
 fn nothing_is_given_to_volumes_before_the_cluster_has_an_id() {
     let (cluster, pools, _) = sample(&DEMO);
     let world = World {
