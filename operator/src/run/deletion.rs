@@ -170,7 +170,13 @@ fn is_on(volume: &PersistentVolume, id: Option<&str>, classes: &[String]) -> boo
 /// What exists, by name; or that the API server does not say.
 pub async fn guard(client: kube::Client) -> anyhow::Result<()> {
     let clusters: Api<HitherCluster> = Api::all(client.clone());
-    let clusters = ask("list clusters", clusters.list(&ListParams::default())).await?;
+    let params = ListParams::default();
+    let listed = ask("list clusters", clusters.list(&params)).await;
+    let clusters = match listed {
+        Ok(clusters) => clusters.items,
+        // Where their definition is gone there are none.
+        Err(error) => error.unless_gone().map(|()| Vec::new())?,
+    };
     let title = |one: &HitherCluster| {
         format!(
             "HitherCluster {}/{}",
@@ -178,7 +184,7 @@ pub async fn guard(client: kube::Client) -> anyhow::Result<()> {
             one.name_any()
         )
     };
-    let mut found: Vec<String> = clusters.items.iter().map(title).collect();
+    let mut found: Vec<String> = clusters.iter().map(title).collect();
     let volumes: Api<PersistentVolume> = Api::all(client);
     let what = "list persistent volumes";
     let volumes = ask(what, volumes.list(&ListParams::default())).await?;
