@@ -3,6 +3,7 @@
 mod apply;
 mod calls;
 mod cluster;
+mod definitions;
 mod deletion;
 mod health;
 mod lease;
@@ -98,6 +99,14 @@ pub async fn run(client: Client, options: Options) -> anyhow::Result<()> {
         ended = &mut probes => return ended,
     }
     tracing::info!(identity = options.identity, "leading");
+    let renewing = lease.clone();
+    let kept = renewing.keep();
+    tokio::pin!(kept);
+    tokio::select! {
+        () = definitions::update(&client, &lease) => {}
+        () = &mut kept => return Err(Error::NotLeader.into()),
+        ended = &mut probes => return ended,
+    }
     let (new, mut seen) = tokio::sync::mpsc::channel(CLUSTERS_AT_ONCE);
     let tasks = Tasks::default();
     let poke = move |key: Key| {
@@ -126,7 +135,7 @@ pub async fn run(client: Client, options: Options) -> anyhow::Result<()> {
         }
     };
     tokio::select! {
-        () = lease.keep() => Err(Error::NotLeader.into()),
+        () = kept => Err(Error::NotLeader.into()),
         ended = probes => ended,
         ended = dispatch => ended,
     }
