@@ -129,7 +129,9 @@ impl Follow {
                         (self.poke)((namespace, cluster));
                     }
                 }
-                Ok(Event::Init | Event::InitDone) => self.health.works(&self.watch),
+                // Said before the API server is asked.
+                Ok(Event::Init) => {}
+                Ok(Event::InitDone) => self.health.works(&self.watch),
                 Err(error) => {
                     let watch = &self.watch;
                     tracing::warn!(%watch, %error, "a watch fails: it is tried again");
@@ -148,5 +150,39 @@ fn is_refused(error: &watcher::Error) -> bool {
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
         | watcher::Error::WatchError(status) => matches!(status.code, 403 | 404),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::stream;
+    use k8s_openapi::api::core::v1::Pod;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_fails_again_and_again_is_told() {
+        let health = Health::default();
+        let attempt = async || {
+            let follow = Follow {
+                watch: Watch {
+                    kind: "Pod".into(),
+                    namespace: None,
+                },
+                health: health.clone(),
+                poke: Arc::new(|_| {}),
+            };
+            let events = [
+                Ok(Event::<Pod>::Init),
+                Err(watcher::Error::NoResourceVersion),
+            ];
+            follow.run(stream::iter(events).boxed(), |_| None).await;
+        };
+        attempt().await;
+        tokio::time::advance(Duration::from_secs(301)).await;
+        attempt().await;
+        assert!(health.complaint().is_some());
     }
 }
