@@ -6,6 +6,7 @@ use hither_labels::{
 
 use crate::api::{ChunkStorageClass, ChunkserverPool, HitherCluster};
 use crate::desired::class_kubernetes_name;
+use crate::quantity::bytes_of;
 
 /// Why a resource is not acted on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub fn pool(pool: &ChunkserverPool, cluster: Option<&HitherCluster>) -> Result<(
         set.insert(parsed)
             .map_err(|error| refuse("InvalidLabel", format!("labels: {error}")))?;
     }
+    sizes(pool)?;
+    paths(pool)?;
     let Some(cluster) = cluster else {
         return Err(no_cluster(&pool.spec.cluster));
     };
@@ -71,6 +74,46 @@ pub fn pool(pool: &ChunkserverPool, cluster: Option<&HitherCluster>) -> Result<(
         )),
         None => Ok(()),
     }
+}
+
+fn sizes(pool: &ChunkserverPool) -> Result<(), Refusal> {
+    let settings = &pool.spec.settings;
+    let named = [
+        ("freeFloor", &settings.free_floor),
+        ("fillBandwidth", &settings.fill_bandwidth),
+    ];
+    for (name, quantity) in named {
+        if let Some(quantity) = quantity
+            && bytes_of(quantity).is_none()
+        {
+            let text = format!("settings.{name}: {:?} is no number of bytes", quantity.0);
+            return Err(refuse("InvalidSettings", text));
+        }
+    }
+    Ok(())
+}
+
+/// One directory is one disk.
+fn paths(pool: &ChunkserverPool) -> Result<(), Refusal> {
+    let host = pool.spec.storage.host_path.iter();
+    let mut seen: Vec<Vec<&str>> = Vec::new();
+    for path in host.flat_map(|host| &host.paths) {
+        let parts: Vec<&str> = path
+            .split('/')
+            .filter(|part| !part.is_empty() && *part != ".")
+            .collect();
+        if parts.is_empty() || parts.contains(&"..") {
+            let text = format!("storage.hostPath: {path:?}: name a directory of its own");
+            return Err(refuse("InvalidStorage", text));
+        }
+        let within = |one: &Vec<&str>| one.starts_with(&parts) || parts.starts_with(one);
+        if seen.iter().any(within) {
+            let text = format!("storage.hostPath: {path:?} is in another of the paths, or is it");
+            return Err(refuse("InvalidStorage", text));
+        }
+        seen.push(parts);
+    }
+    Ok(())
 }
 
 /// Checks a class of a cluster.
@@ -137,3 +180,49 @@ fn definition(field: &str, text: &str) -> Result<StorageDefinition, Refusal> {
 const VARIABLES: [&str; 3] = ["zone", "region", "node"];
 /// Longest name of a cluster-scoped object.
 const NAME_MAX: usize = 253;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn refused(spec: &Value) -> Option<&'static str> {
+        let mut all = json!({
+            "cluster": "demo", "replicasPerZone": 1, "storage": {"emptyDir": {}},
+        });
+        let fields = all.as_object_mut().unwrap();
+        fields.extend(spec.as_object().unwrap().clone());
+        let checked = json!({
+            "apiVersion": "hither.dev/v1alpha1",
+            "kind": "ChunkserverPool",
+            "metadata": {"name": "ssd"},
+            "spec": all,
+        });
+        let refusal = pool(&serde_json::from_value(checked).unwrap(), None).unwrap_err();
+        // Everything else is right when only the cluster is missing.
+        (refusal.reason != "ClusterNotFound").then_some(refusal.reason)
+    }
+
+    #[test]
+    fn sizes_are_those_of_kubernetes() {
+        let with = |floor: &str| refused(&json!({"settings": {"freeFloor": floor}}));
+        assert_eq!(with("1.5Gi"), None);
+        assert_eq!(with("many"), Some("InvalidSettings"));
+    }
+
+    #[test]
+    fn a_directory_is_one_disk_of_a_server() {
+        let with = |paths: &[&str]| refused(&json!({"storage": {"hostPath": {"paths": paths}}}));
+        assert_eq!(with(&["/data/a", "/data/ab"]), None);
+        for wrong in [
+            &["/d", "/d/"][..],
+            &["/"],
+            &["/./"],
+            &["/a/../b"],
+            &["/d", "/d/e"],
+        ] {
+            assert_eq!(with(wrong), Some("InvalidStorage"), "{wrong:?}");
+        }
+    }
+}

@@ -12,6 +12,7 @@ pub mod desired;
 pub mod error;
 pub mod labels;
 pub mod manager;
+pub mod quantity;
 pub mod reference;
 pub mod rollout;
 pub mod run;
@@ -21,3 +22,9 @@ pub mod status;
 
 #[cfg(test)]
 mod decisions_tests;
+#[cfg(test)]
+mod loss_tests;
+#[cfg(test)]
+mod rollout_tests;
+#[cfg(test)]
+mod status_tests;

@@ -1,6 +1,6 @@
 //! What there is: the cluster as Kubernetes and its manager show it. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hither_proto::manager::ClusterStatus;
 use hither_proto::map::{Chunkserver, MemberState, ServerState};
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
 use crate::api::GroupHealth;
-use crate::desired::COMPONENT_LABEL;
+use crate::desired::{COMPONENT_LABEL, ZONE_KEY};
 
 /// What was seen of one cluster.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +22,8 @@ pub struct Seen {
     pub status: Option<ClusterStatus>,
     /// Why there is no status.
     pub silence: Option<String>,
+    /// Chunkservers that the pools' statuses say the operator empties.
+    pub drained: BTreeSet<u64>,
 }
 
 impl Seen {
@@ -32,11 +34,37 @@ impl Seen {
         map.map_or(&[], |map| &map.chunkservers)
     }
 
-    /// The chunkserver that runs in a pod, by its address.
+    /// The chunkserver that runs in a pod: the one that is up at its address and names no other
+    /// pod. Addresses are used again, so one that is down is not it, and of two none.
     #[must_use]
     pub fn server_of(&self, pod: &Pod) -> Option<&Chunkserver> {
         let ip = pod.status.as_ref()?.pod_ip.as_deref()?;
-        self.servers().iter().find(|server| host(server) == ip)
+        let name = pod.name_any();
+        let mut here = self.servers().iter().filter(|server| {
+            is_up(server) && host(server) == ip && (server.name.is_empty() || server.name == name)
+        });
+        here.next().filter(|_| here.next().is_none())
+    }
+
+    /// The chunkservers that ran in a pod of this name last, whether they are up or not.
+    pub fn servers_named(&self, pod: &str) -> impl Iterator<Item = &Chunkserver> {
+        let named = move |server: &&Chunkserver| server.name == pod;
+        self.servers().iter().filter(named)
+    }
+
+    /// Chunkservers of which nobody can tell in which pod they run or ran.
+    pub fn unplaced(&self) -> impl Iterator<Item = &Chunkserver> {
+        self.servers().iter().filter(|server| {
+            let here = |pod: &&Pod| self.server_of(pod).is_some_and(|of| of.id == server.id);
+            server.name.is_empty() && !self.pods.iter().any(|pod| here(&pod))
+        })
+    }
+
+    /// Whether another chunkserver runs in the pod of one that is down: its disks are gone, or on
+    /// another node.
+    #[must_use]
+    pub fn is_replaced(&self, server: &Chunkserver) -> bool {
+        !is_up(server) && !server.name.is_empty() && self.servers_named(&server.name).any(is_up)
     }
 
     /// A set by name.
@@ -48,14 +76,9 @@ impl Seen {
     /// The pods of a set, by ordinal.
     #[must_use]
     pub fn pods_of(&self, set: &str) -> BTreeMap<i32, &Pod> {
-        let of = |pod: &'_ Pod| {
-            let name = pod.name_any();
-            let ordinal = name.strip_prefix(set)?.strip_prefix('-')?.parse().ok()?;
-            Some(ordinal)
-        };
         self.pods
             .iter()
-            .filter_map(|pod| Some((of(pod)?, pod)))
+            .filter_map(|pod| Some((ordinal(set, &pod.name_any())?, pod)))
             .collect()
     }
 
@@ -63,16 +86,73 @@ impl Seen {
     #[must_use]
     pub fn groups(&self) -> Option<GroupHealth> {
         let status = self.status.as_ref()?;
+        let in_use = self.in_use();
         let mut health = GroupHealth::default();
         for group in &status.groups {
-            let whole = group.filling == 0 && group.lagging == 0;
+            let few = lacks_members(group);
+            let moves = group.filling > 0 || group.lagging > 0;
+            let lacks = few && in_use.contains(&group.group);
+            let whole = !moves && !lacks;
             health.total += 1;
             health.whole += i32::from(whole);
             health.filling += i32::from(group.filling > 0);
-            health.undergoal += i32::from(group.lagging > 0);
-            health.one_copy += i32::from(!whole && group.in_sync <= 1);
+            health.undergoal += i32::from(group.lagging > 0 || few);
+            health.one_copy += i32::from((moves || few) && group.in_sync <= 1);
         }
         Some(health)
+    }
+
+    /// Groups whose definition a class has: others keep what they hold, and nobody asks for more.
+    fn in_use(&self) -> BTreeSet<u32> {
+        let map = self.status.as_ref().and_then(|status| status.map.as_ref());
+        let Some(map) = map else {
+            return BTreeSet::new();
+        };
+        let asked_for = |group: &&hither_proto::map::Group| {
+            let mut classes = map.classes.iter();
+            classes.any(|class| {
+                [class.keep_definition, class.create_definition].contains(&group.definition)
+            })
+        };
+        map.groups
+            .iter()
+            .filter(asked_for)
+            .map(|group| group.id)
+            .collect()
+    }
+
+    /// Groups that have fewer members than their classes ask for.
+    #[must_use]
+    pub fn short(&self) -> usize {
+        let in_use = self.in_use();
+        let groups = self
+            .status
+            .as_ref()
+            .map_or(&[][..], |status| &status.groups);
+        let short = |group: &&hither_proto::manager::GroupHealth| {
+            lacks_members(group) && in_use.contains(&group.group)
+        };
+        groups.iter().filter(short).count()
+    }
+
+    /// Groups of which no member with everything is up: nothing of them can be read.
+    #[must_use]
+    pub fn unreadable(&self) -> usize {
+        let up: BTreeSet<u64> = self
+            .servers()
+            .iter()
+            .filter(|server| is_up(server))
+            .map(|server| server.id)
+            .collect();
+        let map = self.status.as_ref().and_then(|status| status.map.as_ref());
+        let groups = map.map_or(&[][..], |map| &map.groups);
+        let dead = |group: &&hither_proto::map::Group| {
+            let serves = |member: &hither_proto::map::Member| {
+                is_in_sync(member) && up.contains(&member.server)
+            };
+            !group.members.iter().any(serves)
+        };
+        groups.iter().filter(dead).count()
     }
 
     /// Zones without which every group would still have a member with everything.
@@ -88,8 +168,7 @@ impl Seen {
             .collect();
         map.groups.iter().all(|group| {
             group.members.iter().any(|member| {
-                member.state == i32::from(MemberState::InSync)
-                    && zones.get(&member.server).is_some_and(|of| *of != zone)
+                is_in_sync(member) && zones.get(&member.server).is_some_and(|of| *of != zone)
             })
         })
     }
@@ -106,12 +185,94 @@ impl Seen {
         })
     }
 
-    /// Whether all copies are where they should be and all servers up, as far as is known.
+    /// Chunkservers that are down and of which groups have members.
+    pub fn missing(&self) -> impl Iterator<Item = &Chunkserver> {
+        let missing = |server: &&Chunkserver| !is_up(server) && self.groups_on(server.id) > 0;
+        self.servers().iter().filter(missing)
+    }
+
+    /// Whether all copies are where they should be, and all servers that have any up, as far as is
+    /// known.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.groups()
             .is_some_and(|groups| groups.whole == groups.total)
-            && self.servers().iter().all(is_up)
+            && self.missing().next().is_none()
+    }
+
+    /// Whether nothing is missing but what is on these servers, and all of that is elsewhere too.
+    #[must_use]
+    pub fn is_clean_without(&self, servers: &[u64]) -> bool {
+        let Some(map) = self.status.as_ref().and_then(|status| status.map.as_ref()) else {
+            return false;
+        };
+        let on = |member: &hither_proto::map::Member| servers.contains(&member.server);
+        let mut members = map.groups.iter().flat_map(|group| &group.members);
+        let mut missing = self.missing();
+        self.short() == 0
+            && members.all(|member| on(member) || is_in_sync(member))
+            && missing.all(|server| servers.contains(&server.id))
+            && map.groups.iter().all(|group| {
+                let mut members = group.members.iter();
+                members.any(|member| !on(member) && is_in_sync(member))
+            })
+    }
+
+    /// The zone of a pod's node: Kubernetes says it of the pod (from 1.35 on), or a chunkserver is on
+    /// the same node.
+    #[must_use]
+    pub fn zone_of<'a>(&'a self, pod: &'a Pod) -> Option<&'a str> {
+        let told = pod.labels().get(ZONE_KEY).map(String::as_str);
+        told.or_else(|| {
+            let node = pod.spec.as_ref()?.node_name.as_deref()?;
+            let mut servers = self.servers().iter();
+            let beside = servers.find(|server| is_up(server) && server.node == node)?;
+            Some(beside.zone.as_str())
+        })
+    }
+
+    /// Whether rank 0 is served by a pod that is ready.
+    #[must_use]
+    pub fn is_rank_served(&self) -> bool {
+        let map = self.status.as_ref().and_then(|status| status.map.as_ref());
+        let ranks = map.map_or(&[][..], |map| &map.ranks);
+        let address = ranks.iter().find(|rank| rank.rank == 0);
+        address.is_some_and(|rank| {
+            let serves = |pod: &&Pod| is_ready(pod) && is_at(pod, &rank.address);
+            self.pods.iter().any(|pod| serves(&pod))
+        })
+    }
+}
+
+/// The number of a pod of a set, from its name.
+#[must_use]
+pub fn ordinal(set: &str, pod: &str) -> Option<i32> {
+    pod.strip_prefix(set)?.strip_prefix('-')?.parse().ok()
+}
+
+/// Whether a pod has the host of this address.
+#[must_use]
+pub fn is_at(pod: &Pod, address: &str) -> bool {
+    let status = pod.status.as_ref();
+    let ip = status.and_then(|status| status.pod_ip.as_deref());
+    ip.is_some_and(|ip| ip == host_of(address))
+}
+
+fn lacks_members(group: &hither_proto::manager::GroupHealth) -> bool {
+    group.in_sync + group.filling + group.lagging < group.wanted
+}
+
+fn is_in_sync(member: &hither_proto::map::Member) -> bool {
+    member.state == i32::from(MemberState::InSync)
+}
+
+/// A chunkserver for people: its id, its zone and its pod.
+#[must_use]
+pub fn title(server: &Chunkserver) -> String {
+    if server.name.is_empty() {
+        format!("{} in {}", server.id, server.zone)
+    } else {
+        format!("{} in {} ({})", server.id, server.zone, server.name)
     }
 }
 

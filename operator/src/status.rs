@@ -1,19 +1,24 @@
 //! What the status of a cluster and its pools says, from what was seen. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hither_proto::manager::ClusterStatus;
+use hither_proto::map::Chunkserver;
 use kube::ResourceExt as _;
 
 use crate::api::{
-    ChunkserverPool, ChunkserverPoolStatus, HitherCluster, HitherClusterStatus, ZoneStatus,
+    ChunkserverPool, ChunkserverPoolStatus, GroupHealth, HitherCluster, HitherClusterStatus,
+    ZoneStatus,
 };
 use crate::check::Refusal;
 use crate::conditions::{Said, said};
-use crate::desired::{Disruption, manager_address, pool_set, pool_zones, wanted_labels};
+use crate::desired::{
+    Component, Disruption, manager_address, manager_replicas, pool_set, pool_zones, standbys,
+    wanted_labels,
+};
 use crate::rollout::Rollout;
 use crate::scale::Scale;
-use crate::seen::{Seen, is_ready, is_up};
+use crate::seen::{Seen, component, is_ready, is_up, title};
 
 /// A status whose conditions have no times yet.
 #[derive(Debug, Clone)]
@@ -60,7 +65,7 @@ pub fn cluster(
     ];
     let health = match groups {
         None => "Unknown",
-        Some(groups) if groups.one_copy > 0 => "AtRisk",
+        Some(groups) if groups.one_copy > 0 || seen.unreadable() > 0 => "AtRisk",
         Some(_) if !seen.is_clean() => "Repairing",
         Some(_) => "Healthy",
     };
@@ -82,6 +87,20 @@ pub fn cluster(
             zones,
         },
         conditions,
+    }
+}
+
+/// What the conditions say when something could not be brought about: nobody is to take the rest
+/// for all there was to do.
+pub fn not_applied(conditions: &mut [Said], why: &str) {
+    for condition in conditions {
+        let said = match (condition.type_, condition.status) {
+            ("Progressing", _) => said("Progressing", false, "ApplyFailed", why),
+            ("Degraded", Some(false)) => said("Degraded", true, "ApplyFailed", why),
+            ("Upgrading", Some(false)) => said("Upgrading", None, "ApplyFailed", why),
+            _ => continue,
+        };
+        *condition = said;
     }
 }
 
@@ -190,45 +209,63 @@ fn degraded(seen: &Seen) -> Said {
     let Some(groups) = seen.groups() else {
         return said("Degraded", None, "ManagerUnreachable", "");
     };
-    let down: Vec<String> = seen
-        .servers()
-        .iter()
-        .filter(|server| !is_up(server))
-        .map(|server| format!("{} in {}", server.id, server.zone))
-        .collect();
+    let replaced = |server: &&Chunkserver| seen.is_replaced(server);
+    let lost: Vec<String> = seen.missing().filter(replaced).map(title).collect();
+    if !lost.is_empty() {
+        let text = format!(
+            "others run in the pods of chunkservers that hold copies: {}. They are forgotten once \
+             the copies are made elsewhere, or when they are back with their disks; {}",
+            lost.join(", "),
+            wholeness(seen, groups)
+        );
+        return said("Degraded", true, "ServerLost", text);
+    }
+    let servers = seen.servers().iter();
+    let down: Vec<String> = servers.filter(|server| !is_up(server)).map(title).collect();
     if !down.is_empty() {
         let text = format!(
-            "chunkservers down: {}; {} of {} placement groups are whole",
+            "chunkservers down: {}; {}",
             down.join(", "),
-            groups.whole,
-            groups.total
+            wholeness(seen, groups)
         );
         return said("Degraded", true, "ChunkserversDown", text);
     }
     if groups.whole < groups.total {
-        let text = format!(
-            "{} of {} placement groups are whole, {} are filling",
-            groups.whole, groups.total, groups.filling
-        );
-        return said("Degraded", true, "CopiesMissing", text);
+        return said("Degraded", true, "CopiesMissing", wholeness(seen, groups));
     }
     said("Degraded", false, "Whole", "")
 }
 
+fn wholeness(seen: &Seen, groups: GroupHealth) -> String {
+    let (whole, total, filling) = (groups.whole, groups.total, groups.filling);
+    let short = match seen.short() {
+        0 => String::new(),
+        short => format!(", {short} have fewer members than their classes ask for"),
+    };
+    format!("{whole} of {total} placement groups are whole, {filling} are filling{short}")
+}
+
 fn at_risk(seen: &Seen) -> Said {
-    match seen.groups() {
-        None => said("DataAtRisk", None, "ManagerUnreachable", ""),
-        Some(groups) if groups.one_copy > 0 => said(
-            "DataAtRisk",
-            true,
-            "OneCopyLeft",
-            format!(
-                "{} of {} placement groups have one member with everything: the next loss loses data",
-                groups.one_copy, groups.total
-            ),
-        ),
-        Some(_) => said("DataAtRisk", false, "CopiesLeft", ""),
+    let Some(groups) = seen.groups() else {
+        return said("DataAtRisk", None, "ManagerUnreachable", "");
+    };
+    let (unreadable, total) = (seen.unreadable(), groups.total);
+    if unreadable > 0 {
+        let text = format!(
+            "{unreadable} of {total} placement groups have no member with everything that is up: \
+             what is in them can be read when one of those chunkservers is back"
+        );
+        return said("DataAtRisk", true, "Unavailable", text);
     }
+    if groups.one_copy > 0 {
+        let text = format!(
+            "{} of {total} placement groups have one member with everything: the next loss loses \
+             data",
+            groups.one_copy
+        );
+        return said("DataAtRisk", true, "OneCopyLeft", text);
+    }
+    said("DataAtRisk", false, "CopiesLeft", "")
 }
 
 fn zone_loss(cluster: &HitherCluster, seen: &Seen) -> Said {
@@ -243,14 +280,57 @@ fn zone_loss(cluster: &HitherCluster, seen: &Seen) -> Said {
     if seen.status.is_none() {
         return said(name, None, "ManagerUnreachable", "");
     }
+    if manager_replicas(cluster) < 2 {
+        let text = "one manager: without its zone nobody leads";
+        return said(name, false, "OneManager", text);
+    }
+    if standbys(cluster) < 1 {
+        let text = "no metadata server stands by: without the active one's zone nothing is found";
+        return said(name, false, "NoStandby", text);
+    }
     let zones = cluster.spec.zones.iter().map(|zone| zone.name.as_str());
     let needed: Vec<&str> = zones.filter(|zone| !seen.readable_without(zone)).collect();
-    if needed.is_empty() {
-        said(name, true, "CopiesElsewhere", "")
-    } else {
+    if !needed.is_empty() {
         let text = format!("some files have no copy outside of: {}", needed.join(", "));
-        said(name, false, "CopiesInOneZone", text)
+        return said(name, false, "CopiesInOneZone", text);
     }
+    let (managers, metadata) = (
+        spread(seen, Component::Manager),
+        spread(seen, Component::Metadata),
+    );
+    if managers == Some(false) {
+        let text = "the managers that are ready are in one zone";
+        return said(name, false, "ManagersInOneZone", text);
+    }
+    if metadata == Some(false) {
+        let text = "the metadata servers that are ready are in one zone";
+        return said(name, false, "MetadataInOneZone", text);
+    }
+    if seen.groups().is_none_or(|groups| groups.total == 0) {
+        return said(name, None, "NoGroups", "there are no placement groups yet");
+    }
+    if managers.is_none() || metadata.is_none() {
+        let text = "the zones of the managers' and metadata servers' nodes are not known";
+        return said(name, None, "PlacesUnknown", text);
+    }
+    if cluster.spec.metadata_store.etcd.is_some() {
+        let text = "everything of the cluster's own is in other zones too; whether etcd survives \
+                    the loss of a zone is not known here";
+        return said(name, None, "EtcdNotOurs", text);
+    }
+    said(name, true, "CopiesElsewhere", "")
+}
+
+/// Whether the pods of a component that are ready are in more than one zone, as far as is known.
+fn spread(seen: &Seen, of: Component) -> Option<bool> {
+    let pods = seen.pods.iter();
+    let ready = pods.filter(|pod| component(pod) == of.as_str() && is_ready(pod));
+    let zones: Vec<Option<&str>> = ready.map(|pod| seen.zone_of(pod)).collect();
+    let known: BTreeSet<&str> = zones.iter().copied().flatten().collect();
+    if known.len() > 1 {
+        return Some(true);
+    }
+    (!zones.contains(&None)).then_some(false)
 }
 
 fn upgrading(rollout: &Rollout) -> Said {
@@ -336,8 +416,12 @@ pub fn disruption(seen: &Seen) -> Disruption {
     if seen.is_clean() {
         return Disruption::One;
     }
+    if seen.short() > 0 {
+        // What is missing has no zone.
+        return Disruption::Nobody;
+    }
     let mut zones: BTreeMap<&str, ()> = BTreeMap::new();
-    for server in seen.servers().iter().filter(|server| !is_up(server)) {
+    for server in seen.missing() {
         zones.insert(&server.zone, ());
     }
     let map = seen.status.as_ref().and_then(|status| status.map.as_ref());

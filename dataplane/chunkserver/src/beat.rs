@@ -32,6 +32,7 @@ impl Description<'_> {
             zone: self.config.zone.clone(),
             region: self.config.region.clone(),
             node: self.config.node.clone(),
+            name: self.config.name.clone(),
             labels: self.labels,
             state: ServerState::Up.into(),
             disks: self.disks,

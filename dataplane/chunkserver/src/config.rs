@@ -22,6 +22,8 @@ pub struct ChunkServerConfig {
     pub region: String,
     /// Node (machine) the server runs on, empty: the host of its address.
     pub node: String,
+    /// What whoever runs the server calls it, such as the name of its pod; empty: nothing.
+    pub name: String,
     /// Labels: letters `A` to `Z` and `key=value`.
     pub labels: Vec<String>,
     /// Addresses of the managers, any order.
@@ -74,6 +76,7 @@ impl Default for ChunkServerConfig {
             zone: String::new(),
             region: String::new(),
             node: String::new(),
+            name: String::new(),
             labels: Vec::new(),
             managers: Vec::new(),
             start_timeout_ms: 60_000,

@@ -216,6 +216,9 @@ pub(crate) struct Mds {
     /// Addresses of managers, separated by commas
     #[arg(long)]
     pub(crate) managers: Option<String>,
+    /// Address that takes connections once store and managers have answered, for probes
+    #[arg(long)]
+    pub(crate) ready_listen: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -244,6 +247,9 @@ pub(crate) struct Chunkserver {
     /// Node
     #[arg(long)]
     pub(crate) node: Option<String>,
+    /// What whoever runs it calls it, such as the name of its pod
+    #[arg(long)]
+    pub(crate) name: Option<String>,
     /// Labels: letters and key=value, separated by commas
     #[arg(long)]
     pub(crate) labels: Option<String>,

@@ -21,6 +21,7 @@ use super::network::DATA_PORT;
 use super::pod::{HOST_KEY, Server};
 use super::{Object, World};
 use crate::api::{ChunkserverPool, HitherCluster, Storage, Zone};
+use crate::quantity::bytes_of;
 
 /// The zones a pool stands in, in the cluster's order.
 pub fn pool_zones<'a>(
@@ -48,15 +49,14 @@ pub fn wanted_labels(pool: &ChunkserverPool, zone: &Zone) -> Vec<String> {
 #[must_use]
 pub fn settings_file(pool: &ChunkserverPool) -> Value {
     let settings = &pool.spec.settings;
+    // The servers know fewer forms than Kubernetes, and other units.
+    let bytes = |quantity: &Quantity| bytes_of(quantity).map(|bytes| json!(bytes));
     let mut file = json!({});
     let fields = [
-        (
-            "floor_bytes",
-            settings.free_floor.as_ref().map(|q| json!(q.0)),
-        ),
+        ("floor_bytes", settings.free_floor.as_ref().and_then(bytes)),
         (
             "fill_bytes_per_second",
-            settings.fill_bandwidth.as_ref().map(|q| json!(q.0)),
+            settings.fill_bandwidth.as_ref().and_then(bytes),
         ),
         ("scrub_days", settings.scrub_days.map(|days| json!(days))),
     ];
@@ -136,6 +136,7 @@ fn server<'a>(
         "--advertise=$(POD_IP)".to_owned(),
         format!("--zone={}", zone.name),
         "--node=$(NODE_NAME)".into(),
+        "--name=$(POD_NAME)".into(),
         format!("--managers={}", manager_address(cluster)),
     ];
     args.extend(

@@ -26,7 +26,8 @@ pub fn manager_address(cluster: &HitherCluster) -> String {
 }
 
 /// Managers the cluster asks for.
-pub(crate) fn replicas(cluster: &HitherCluster) -> i32 {
+#[must_use]
+pub fn replicas(cluster: &HitherCluster) -> i32 {
     if cluster.spec.metadata_store.embedded.is_some() {
         return 1;
     }
@@ -103,13 +104,23 @@ fn server<'a>(cluster: &'a HitherCluster, world: &'a World, config: String) -> S
         config,
         mounts,
         volumes,
-        zones: spec.zones.iter().map(|zone| zone.name.clone()).collect(),
+        zones: zones(cluster, world),
         spread: (
             selector(&cluster.name_any(), Component::Manager),
             if embedded { HOST_KEY } else { ZONE_KEY },
         ),
         grace_seconds: 60,
         may_stand_by: false,
+    }
+}
+
+/// Zones a manager may run in. With the embedded store they stay those of the beginning: its volume
+/// is in one of them, and other zones of the cluster are no reason to restart it.
+fn zones(cluster: &HitherCluster, world: &World) -> Vec<String> {
+    let spec = &cluster.spec;
+    match &world.manager_zones {
+        Some(zones) if spec.metadata_store.embedded.is_some() => zones.clone(),
+        _ => spec.zones.iter().map(|zone| zone.name.clone()).collect(),
     }
 }
 

@@ -17,13 +17,14 @@ pub use classes::{
     class_kubernetes_name, is_same_storage_class, storage_class, volume_attributes_class,
 };
 pub use disruption::Disruption;
-pub use managers::manager_address;
+pub use managers::{manager_address, replicas as manager_replicas};
 pub use metadata::standbys;
 pub use names::{
     CLUSTER_LABEL, COMPONENT_LABEL, Component, MANAGED_BY, OWNER_LABEL, POOL_LABEL, ZONE_LABEL,
     csi_secret, manager_service, manager_set, metadata_set, pool_set, selector,
 };
 pub use object::Object;
+pub use pod::{ZONE_KEY, zones_of};
 
 use crate::api::{ChunkserverPool, HitherCluster};
 
@@ -40,6 +41,8 @@ pub struct World {
     pub replicas: BTreeMap<String, i32>,
     /// Which pods may be evicted now.
     pub disruption: Disruption,
+    /// Zones in which the managers may run by what is there.
+    pub manager_zones: Option<Vec<String>>,
 }
 
 /// The objects of the cluster's namespace, in the order in which they are applied.

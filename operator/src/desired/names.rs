@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::{Resource, ResourceExt as _};
 
 use crate::api::{ChunkserverPool, HitherCluster};
@@ -13,7 +13,7 @@ pub const CLUSTER_LABEL: &str = "hither.dev/cluster";
 pub const POOL_LABEL: &str = "hither.dev/pool";
 /// Label with the zone, made to fit.
 pub const ZONE_LABEL: &str = "hither.dev/zone";
-/// Label of cluster-scoped objects: uid of the object they were made for.
+/// Label with the uid of the object something was made for, and is removed with.
 pub const OWNER_LABEL: &str = "hither.dev/owner";
 /// Label that says what a pod does.
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
@@ -142,24 +142,30 @@ pub(crate) fn match_labels(labels: BTreeMap<String, String>) -> LabelSelector {
     }
 }
 
+/// Whom an object is removed with.
+pub(crate) struct Owner(String);
+
 /// Metadata of an object in the cluster's namespace.
+///
+/// The owner is a label, never a reference: with `--cascade=foreground` Kubernetes deletes what
+/// refers to an owner at once, whatever finalizer still holds the owner for the sake of the data.
 pub(crate) fn metadata(
     cluster: &HitherCluster,
     name: String,
-    labels: BTreeMap<String, String>,
-    owner: Option<OwnerReference>,
+    mut labels: BTreeMap<String, String>,
+    owner: Option<Owner>,
 ) -> ObjectMeta {
+    labels.extend(owner.map(|Owner(uid)| (OWNER_LABEL.to_owned(), uid)));
     ObjectMeta {
         name: Some(name),
         namespace: cluster.namespace(),
         labels: Some(labels),
-        owner_references: owner.map(|owner| vec![owner]),
         ..ObjectMeta::default()
     }
 }
 
-pub(crate) fn owner<K: Resource<DynamicType = ()>>(object: &K) -> Option<OwnerReference> {
-    object.controller_owner_ref(&())
+pub(crate) fn owner<K: Resource<DynamicType = ()>>(object: &K) -> Option<Owner> {
+    object.meta().uid.clone().map(Owner)
 }
 
 /// The text, or its beginning and a hash when it is too long.

@@ -21,6 +21,8 @@ use crate::api::HitherCluster;
 pub(crate) const MANAGER_PORT: u16 = 7650;
 /// Port of the metadata servers.
 pub(crate) const METADATA_PORT: u16 = 7651;
+/// Open while a metadata server serves or can take over.
+pub(crate) const READY_PORT: u16 = 7652;
 /// Port of the chunkservers.
 pub(crate) const DATA_PORT: u16 = 7420;
 

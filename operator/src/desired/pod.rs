@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EnvVar, EnvVarSource,
     NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector,
@@ -12,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::World;
 use super::names::match_labels;
+use super::network::READY_PORT;
 use crate::api::{HitherCluster, PodSettings};
 
 /// One server's pod, before its kind adds to it.
@@ -33,7 +35,8 @@ pub(crate) struct Server<'a> {
     pub(crate) spread: (BTreeMap<String, String>, &'static str),
     /// Seconds the process gets to end.
     pub(crate) grace_seconds: i64,
-    /// Whether it listens only while it serves (a standby does not).
+    /// Whether it listens at its first port only while it serves; that it stands by or serves it
+    /// then shows at [`READY_PORT`].
     pub(crate) may_stand_by: bool,
 }
 
@@ -100,9 +103,10 @@ impl Server<'_> {
         ];
         args.extend(self.args);
         let port = self.ports.first().map_or(0, |(_, port)| *port);
+        let shown = if self.may_stand_by { READY_PORT } else { port };
         let probe = |period, failures| Probe {
             tcp_socket: Some(TCPSocketAction {
-                port: IntOrString::Int(i32::from(port)),
+                port: IntOrString::Int(i32::from(shown)),
                 ..TCPSocketAction::default()
             }),
             period_seconds: Some(period),
@@ -119,6 +123,7 @@ impl Server<'_> {
             env: Some(vec![
                 from_field("POD_IP", "status.podIP"),
                 from_field("NODE_NAME", "spec.nodeName"),
+                from_field("POD_NAME", "metadata.name"),
             ]),
             ports: Some(
                 self.ports
@@ -126,7 +131,8 @@ impl Server<'_> {
                     .map(|(name, port)| container_port(name, *port))
                     .collect(),
             ),
-            readiness_probe: (!self.may_stand_by).then(|| probe(5, 2)),
+            readiness_probe: Some(probe(5, 2)),
+            // A standby that waits for etcd or a manager is not to be ended for it.
             liveness_probe: (!self.may_stand_by).then(|| probe(20, 6)),
             startup_probe: (!self.may_stand_by).then(|| probe(2, 300)),
             resources: self.settings.resources.clone(),
@@ -165,6 +171,23 @@ fn in_zones(zones: &[String]) -> Affinity {
     }
 }
 
+/// The zones the pods of a set may run in.
+#[must_use]
+pub fn zones_of(set: &StatefulSet) -> Option<Vec<String>> {
+    let spec = set.spec.as_ref()?.template.spec.as_ref()?;
+    let nodes = spec.affinity.as_ref()?.node_affinity.as_ref()?;
+    let selector = nodes
+        .required_during_scheduling_ignored_during_execution
+        .as_ref()?;
+    let expressions = selector
+        .node_selector_terms
+        .first()?
+        .match_expressions
+        .as_ref()?;
+    let here = expressions.iter().find(|one| one.key == ZONE_KEY)?;
+    here.values.clone()
+}
+
 fn from_field(name: &str, path: &str) -> EnvVar {
     EnvVar {
         name: name.into(),
@@ -195,7 +218,7 @@ fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
 /// Where a role finds its file.
 pub(crate) const CONFIG_DIR: &str = "/etc/hither";
 /// Label of nodes with their zone.
-pub(crate) const ZONE_KEY: &str = "topology.kubernetes.io/zone";
+pub const ZONE_KEY: &str = "topology.kubernetes.io/zone";
 /// Label of nodes with their name.
 pub(crate) const HOST_KEY: &str = "kubernetes.io/hostname";
 /// User and group the servers run as; nobody's in the image.

@@ -1,6 +1,8 @@
 //! What the samples ask for, as a whole.
 
+use k8s_openapi::api::apps::v1::StatefulSet;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use super::*;
 use crate::api::ChunkStorageClass;
@@ -60,6 +62,53 @@ fn with_etcd_there_are_managers_and_metadata_servers() {
 }
 
 #[test]
+fn nothing_is_deleted_by_kubernetes_while_a_finalizer_holds_its_owner() {
+    for files in [&DEMO[..], &["etcd/cluster.yaml"]] {
+        let (cluster, pools, _) = sample(files);
+        for object in desired(&cluster, &pools, &world()) {
+            let metadata = &object.object.metadata;
+            assert_eq!(metadata.owner_references, None, "{}", object.title());
+            if metadata.labels.as_ref().unwrap().contains_key(OWNER_LABEL) {
+                continue;
+            }
+            // What the driver needs is removed by name.
+            let of_the_driver = ["Secret", "Role", "RoleBinding"];
+            assert!(of_the_driver.contains(&object.resource.kind.as_str()));
+        }
+    }
+}
+
+#[test]
+fn the_embedded_manager_stays_as_it_is_when_zones_come_and_go() {
+    let template = |cluster: &HitherCluster, world: &World| {
+        let objects = desired(cluster, &[], world);
+        let name = format!(
+            "StatefulSet/{}-manager",
+            cluster.metadata.name.as_ref().unwrap()
+        );
+        let set = objects.iter().find(|object| object.title() == name);
+        let set: StatefulSet = serde_json::from_value(json!(set.unwrap().object)).unwrap();
+        set
+    };
+    for (file, embedded) in [("cluster.yaml", true), ("etcd/cluster.yaml", false)] {
+        let (mut cluster, _, _) = sample(&[file]);
+        let before = template(&cluster, &world());
+        let world = World {
+            manager_zones: zones_of(&before),
+            ..world()
+        };
+        assert_eq!(
+            world.manager_zones.as_ref().unwrap().len(),
+            cluster.spec.zones.len()
+        );
+        cluster.spec.zones.remove(0);
+        let after = template(&cluster, &world);
+        assert_eq!(zones_of(&after) == zones_of(&before), embedded);
+        assert_eq!(after == before, embedded);
+    }
+}
+
+#[test]
 fn a_class_becomes_a_storage_class_of_references() {
     let (_, _, classes) = sample(&DEMO);
     let class = serde_saphyr::to_string(&storage_class(&classes[0])).unwrap();
@@ -96,6 +145,14 @@ fn labels_ask_for_no_restart_and_settings_do() {
     assert_eq!(template(&pools), before);
     pools[0].spec.settings.scrub_days = Some(3);
     assert_ne!(template(&pools), before);
+}
+
+#[test]
+fn sizes_are_told_to_servers_in_bytes() {
+    let (_, mut pools, _) = sample(&DEMO);
+    let quantity = k8s_openapi::apimachinery::pkg::api::resource::Quantity("1.5Gi".into());
+    pools[0].spec.settings.free_floor = Some(quantity);
+    assert_eq!(settings_file(&pools[0])["floor_bytes"], 1_610_612_736);
 }
 
 #[test]

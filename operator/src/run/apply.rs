@@ -1,5 +1,6 @@
 //! Writing to the API server: objects, statuses, finalizers, events.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -15,9 +16,10 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::Context;
+use super::calls::ask;
 use super::cluster::Memory;
 use crate::conditions::changed;
-use crate::desired::{MANAGED_BY, Object};
+use crate::desired::{CLUSTER_LABEL, MANAGED_BY, Object, POOL_LABEL};
 use crate::error::Error;
 
 /// A resource in a namespace whose type is known.
@@ -44,7 +46,10 @@ impl Context {
     pub(super) async fn apply(&self, object: &Object, memory: &mut Memory) -> Result<(), Error> {
         let title = object.title();
         let text = serde_json::to_string(&object.object).unwrap_or_default();
-        if let Some((same, when)) = memory.applied.get(&title)
+        // Two pools may come to one name.
+        let pool = label(object.object.metadata.labels.as_ref(), POOL_LABEL);
+        let key = format!("{title} {}", pool.unwrap_or_default());
+        if let Some((same, when)) = memory.applied.get(&key)
             && *same == text
             && when.elapsed() < APPLY_AGAIN
         {
@@ -54,10 +59,20 @@ impl Context {
         let api: Api<kube::api::DynamicObject> =
             Api::namespaced_with(self.client.clone(), &namespace, &object.resource);
         let name = object.object.metadata.name.clone().unwrap_or_default();
-        api.patch(&name, &params(), &Patch::Apply(&object.object))
-            .await
-            .map_err(Error::kubernetes(format!("apply {title}")))?;
-        memory.applied.insert(title, (text, Instant::now()));
+        if !memory.applied.contains_key(&key) {
+            // Names of two clusters may be one: what another made stays another's.
+            let there = ask(format!("look for {title}"), api.get_metadata_opt(&name)).await?;
+            if there.is_some_and(|there| !is_ours(there.labels(), object)) {
+                return Err(Error::NameConflict { title });
+            }
+        }
+        let patch = Patch::Apply(&object.object);
+        self.change(
+            format!("apply {title}"),
+            api.patch(&name, &params(), &patch),
+        )
+        .await?;
+        memory.applied.insert(key, (text, Instant::now()));
         Ok(())
     }
 
@@ -80,12 +95,10 @@ impl Context {
             "metadata": {"name": object.name_any()},
             "status": new,
         });
-        api.patch_status(&object.name_any(), &params(), &Patch::Apply(patch))
-            .await
-            .map_err(Error::kubernetes(format!(
-                "write the status of {}",
-                object.name_any()
-            )))?;
+        let (name, params, patch) = (object.name_any(), params(), Patch::Apply(patch));
+        let what = format!("write the status of {name}");
+        self.change(what, api.patch_status(&name, &params, &patch))
+            .await?;
         for condition in changed(conditions.0, conditions.1) {
             self.tell(object, condition).await;
         }
@@ -142,7 +155,8 @@ impl Context {
             secondary: None,
         };
         let reference: ObjectReference = object.object_ref(&());
-        if let Err(error) = self.recorder.publish(&event, &reference).await {
+        let written = self.recorder.publish(&event, &reference);
+        if let Err(error) = self.change("write an event", written).await {
             tracing::warn!(%error, reason, "an event was not written");
         }
     }
@@ -169,29 +183,19 @@ impl Context {
             "finalizers": all,
         }});
         let api: Api<K> = self.api_of(object);
-        let patched = api
-            .patch(
-                &object.name_any(),
-                &PatchParams::default(),
-                &Patch::Merge(patch),
-            )
-            .await;
-        match patched {
-            Ok(_) => Ok(()),
-            // Gone already, or seen too late: the next pass sees it as it is.
-            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
-            Err(error) => Err(Error::kubernetes(format!(
-                "change finalizers of {}",
-                object.name_any()
-            ))(error)),
-        }
+        let (name, params, patch) = (
+            object.name_any(),
+            PatchParams::default(),
+            Patch::Merge(patch),
+        );
+        let what = format!("change finalizers of {name}");
+        let patched = self.change(what, api.patch(&name, &params, &patch)).await;
+        // Gone already, or seen too late: the next pass sees it as it is.
+        patched.map(|_| ()).or_else(Error::unless_gone)
     }
 
-    /// Deletes exactly this object, and only while the lease is held.
+    /// Deletes exactly this object.
     pub(super) async fn delete<K: Ours>(&self, object: &K) -> Result<(), Error> {
-        if !self.lease.is_held() {
-            return Err(Error::NotLeader);
-        }
         let params = DeleteParams {
             preconditions: Some(Preconditions {
                 uid: object.uid(),
@@ -200,19 +204,28 @@ impl Context {
             ..DeleteParams::default()
         };
         let api: Api<K> = self.api_of(object);
-        match api.delete(&object.name_any(), &params).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
-            Err(error) => Err(Error::kubernetes(format!("delete {}", object.name_any()))(
-                error,
-            )),
-        }
+        let name = object.name_any();
+        let deleted = self
+            .change(format!("delete {name}"), api.delete(&name, &params))
+            .await;
+        deleted.map(|_| ()).or_else(Error::unless_gone)
     }
 
     fn api_of<K: Ours>(&self, object: &K) -> Api<K> {
         let namespace = object.namespace().unwrap_or_default();
         Api::namespaced(self.client.clone(), &namespace)
     }
+}
+
+/// Whether what is there was made for the same cluster and pool.
+fn is_ours(there: &BTreeMap<String, String>, wanted: &Object) -> bool {
+    let wanted = wanted.object.metadata.labels.as_ref();
+    let same = |key| label(Some(there), key) == label(wanted, key);
+    there.contains_key(CLUSTER_LABEL) && same(CLUSTER_LABEL) && same(POOL_LABEL)
+}
+
+fn label<'a>(labels: Option<&'a BTreeMap<String, String>>, key: &str) -> Option<&'a str> {
+    labels?.get(key).map(String::as_str)
 }
 
 /// How everything is applied: what the operator says, it owns.

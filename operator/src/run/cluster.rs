@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::pass::{After, pass};
 use super::{Context, Key};
+use crate::error::Error;
 use crate::manager::Manager;
 
 /// What a cluster's task remembers between passes; losing it costs work, no more.
@@ -24,12 +25,15 @@ pub(super) struct Memory {
 
 /// Keeps one cluster as it should be, for good.
 pub(super) async fn keep(context: Arc<Context>, key: Key, wake: Arc<Notify>) {
-    ready(&context).await;
+    ready(&context, &key.0).await;
     let mut memory = Memory::default();
     let mut pause = PAUSE_MIN;
     loop {
         let begun = Instant::now();
-        let again = match pass(&context, &key, &mut memory).await {
+        let running = context.health.pass(&key);
+        let ended = timeout(PASS_MAX, Box::pin(pass(&context, &key, &mut memory))).await;
+        drop(running);
+        let again = match ended.unwrap_or_else(|_| Err(too_long())) {
             Ok(After::Again) => {
                 pause = PAUSE_MIN;
                 Some(LOOK)
@@ -67,14 +71,22 @@ pub(super) async fn keep(context: Arc<Context>, key: Key, wake: Arc<Notify>) {
 }
 
 /// Before everything has been listed, what is missing may only not have been seen.
-async fn ready(context: &Context) {
-    context.clusters.ready().await;
-    context.pools.ready().await;
-    context.classes.ready().await;
-    context.sets.ready().await;
-    context.pods.ready().await;
+async fn ready(context: &Context, namespace: &str) {
+    context.clusters.ready(namespace).await;
+    context.pools.ready(namespace).await;
+    context.classes.ready(namespace).await;
+    context.sets.ready(namespace).await;
+    context.pods.ready(namespace).await;
 }
 
+fn too_long() -> Error {
+    Error::Silent {
+        what: "bring the cluster to what is asked for".into(),
+    }
+}
+
+/// A pass that takes longer is given up; the next one begins anew.
+const PASS_MAX: Duration = Duration::from_secs(120);
 /// A look without a reason.
 const LOOK: Duration = Duration::from_secs(20);
 /// Shortest time between the beginnings of passes.

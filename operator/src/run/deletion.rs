@@ -1,18 +1,22 @@
 //! Ends: of clusters, and of what refers to a cluster that is not there.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{PersistentVolume, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, Secret, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::api::{DeleteParams, ListParams, Patch};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
+use super::apply::Ours;
+use super::calls::ask;
 use super::pass::{After, CLUSTER_FINALIZER, POOL_FINALIZER, Wanted, tell_pool};
 use super::{Context, manage, products};
 use crate::api::{DRIVER, HitherCluster};
 use crate::check;
 use crate::conditions::{Said, said};
-use crate::desired::csi_secret;
+use crate::desired::{CLUSTER_LABEL, OWNER_LABEL, class_kubernetes_name, csi_secret};
 use crate::error::Error;
 use crate::scale::Scale;
 use crate::seen::Seen;
@@ -25,12 +29,14 @@ pub(super) async fn cluster(
     seen: &Seen,
 ) -> Result<Option<Said>, Error> {
     let name = cluster.name_any();
-    let volumes = volumes(context, cluster).await?;
     let forced = cluster
         .annotations()
         .get(FORCE)
         .is_some_and(|said| *said == name);
-    if !volumes.is_empty() && !forced {
+    let blocked = |volumes: &[String]| {
+        if volumes.is_empty() || forced {
+            return None;
+        }
         let shown: Vec<&str> = volumes.iter().take(NAMED_MAX).map(String::as_str).collect();
         let more = volumes.len().saturating_sub(NAMED_MAX);
         let more = if more > 0 {
@@ -44,15 +50,27 @@ pub(super) async fn cluster(
             volumes.len(),
             shown.join(", ")
         );
-        return Ok(Some(said("DeletionBlocked", true, "VolumesExist", text)));
+        Some(said("DeletionBlocked", true, "VolumesExist", text))
+    };
+    if let Some(said) = blocked(&volumes(context, cluster, wanted).await?) {
+        return Ok(Some(said));
     }
     for class in &wanted.classes {
         products::remove(context, class).await?;
+    }
+    // A claim may have come in between; the classes come back then.
+    if let Some(said) = blocked(&volumes(context, cluster, wanted).await?) {
+        return Ok(Some(said));
     }
     for set in &seen.sets {
         context.delete(set).await?;
     }
     let namespace = cluster.namespace().unwrap_or_default();
+    let all = format!("{CLUSTER_LABEL}={name},{OWNER_LABEL}");
+    sweep::<NetworkPolicy>(context, &namespace, &all).await?;
+    sweep::<PodDisruptionBudget>(context, &namespace, &all).await?;
+    sweep::<Service>(context, &namespace, &all).await?;
+    sweep::<ConfigMap>(context, &namespace, &all).await?;
     let secret = csi_secret(&name);
     remove::<RoleBinding>(context, &namespace, &secret).await?;
     remove::<Role>(context, &namespace, &secret).await?;
@@ -87,49 +105,62 @@ pub(super) async fn resize(
     let name = set.name_any();
     let namespace = set.namespace().unwrap_or_default();
     let api: Api<StatefulSet> = Api::namespaced(context.client.clone(), &namespace);
-    let patch = json!({"spec": {"replicas": replicas}});
-    let patched = api
-        .patch(
-            &name,
-            &kube::api::PatchParams::default(),
-            &Patch::Merge(patch),
-        )
-        .await;
-    patched
-        .map(|_| ())
-        .map_err(Error::kubernetes(format!("resize {name}")))
+    let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+    let params = PatchParams::default();
+    let patched = api.patch(&name, &params, &patch);
+    context.change(format!("resize {name}"), patched).await?;
+    Ok(())
+}
+
+/// Deletes what has these labels.
+pub(super) async fn sweep<K: Ours>(
+    context: &Context,
+    namespace: &str,
+    labels: &str,
+) -> Result<(), Error> {
+    let api: Api<K> = Api::namespaced(context.client.clone(), namespace);
+    let what = format!("list every {} of {labels}", K::kind(&()));
+    let params = ListParams::default().labels(labels);
+    for one in ask(what, api.list(&params)).await?.items {
+        context.delete(&one).await?;
+    }
+    Ok(())
 }
 
 /// Names of the PersistentVolumes on the cluster.
-async fn volumes(context: &Context, cluster: &HitherCluster) -> Result<Vec<String>, Error> {
-    let id = cluster
-        .status
-        .as_ref()
-        .and_then(|status| status.cluster_id.clone());
-    let handles = id.map(|id| format!("{id}."));
-    let namespace = cluster.namespace().unwrap_or_default();
-    let classes = format!("{namespace}-{}-", cluster.name_any());
+async fn volumes(
+    context: &Context,
+    cluster: &HitherCluster,
+    wanted: &Wanted,
+) -> Result<Vec<String>, Error> {
+    let status = cluster.status.as_ref();
+    let id = status.and_then(|status| status.cluster_id.as_deref());
+    let classes: Vec<String> = wanted.classes.iter().map(class_kubernetes_name).collect();
     let api: Api<PersistentVolume> = Api::all(context.client.clone());
-    let all = api
-        .list(&ListParams::default())
-        .await
-        .map_err(Error::kubernetes("list persistent volumes"))?;
-    let on_it = |volume: &&PersistentVolume| {
-        let spec = volume.spec.as_ref();
-        let class = spec.and_then(|spec| spec.storage_class_name.as_deref());
-        spec.and_then(|spec| spec.csi.as_ref()).is_some_and(|csi| {
-            let handle = handles
-                .as_ref()
-                .is_some_and(|id| csi.volume_handle.starts_with(id));
-            csi.driver == DRIVER && (handle || class.is_some_and(|c| c.starts_with(&classes)))
-        })
+    let all = ask("list persistent volumes", api.list(&ListParams::default())).await?;
+    let on_it = all.items.iter().filter(|one| is_on(one, id, &classes));
+    Ok(on_it.map(kube::ResourceExt::name_any).collect())
+}
+
+/// Whether a volume is on the cluster of this id; before it has one, whether it is of one of its
+/// classes. Names of other clusters may begin like its own.
+fn is_on(volume: &PersistentVolume, id: Option<&str>, classes: &[String]) -> bool {
+    let Some(spec) = &volume.spec else {
+        return false;
     };
-    Ok(all
-        .items
-        .iter()
-        .filter(on_it)
-        .map(kube::ResourceExt::name_any)
-        .collect())
+    let Some(csi) = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER) else {
+        return false;
+    };
+    match id {
+        Some(id) => csi
+            .volume_handle
+            .strip_prefix(id)
+            .is_some_and(|rest| rest.starts_with('.')),
+        None => spec
+            .storage_class_name
+            .as_ref()
+            .is_some_and(|class| classes.contains(class)),
+    }
 }
 
 /// Fails while a cluster, or a volume of one, exists.
@@ -138,7 +169,13 @@ async fn volumes(context: &Context, cluster: &HitherCluster) -> Result<Vec<Strin
 /// What exists, by name; or that the API server does not say.
 pub async fn guard(client: kube::Client) -> anyhow::Result<()> {
     let clusters: Api<HitherCluster> = Api::all(client.clone());
-    let clusters = clusters.list(&ListParams::default()).await?;
+    let params = ListParams::default();
+    let listed = ask("list clusters", clusters.list(&params)).await;
+    let clusters = match listed {
+        Ok(clusters) => clusters.items,
+        // Where their definition is gone there are none.
+        Err(error) => error.unless_gone().map(|()| Vec::new())?,
+    };
     let title = |one: &HitherCluster| {
         format!(
             "HitherCluster {}/{}",
@@ -146,9 +183,10 @@ pub async fn guard(client: kube::Client) -> anyhow::Result<()> {
             one.name_any()
         )
     };
-    let mut found: Vec<String> = clusters.items.iter().map(title).collect();
+    let mut found: Vec<String> = clusters.iter().map(title).collect();
     let volumes: Api<PersistentVolume> = Api::all(client);
-    let volumes = volumes.list(&ListParams::default()).await?;
+    let what = "list persistent volumes";
+    let volumes = ask(what, volumes.list(&ListParams::default())).await?;
     let ours = volumes.items.iter().filter(|volume| {
         let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
         csi.is_some_and(|csi| csi.driver == DRIVER)
@@ -164,19 +202,47 @@ pub async fn guard(client: kube::Client) -> anyhow::Result<()> {
     )
 }
 
-async fn remove<K>(context: &Context, namespace: &str, name: &str) -> Result<(), Error>
-where
-    K: super::apply::Ours,
-{
+pub(super) async fn remove<K: Ours>(
+    context: &Context,
+    namespace: &str,
+    name: &str,
+) -> Result<(), Error> {
     let api: Api<K> = Api::namespaced(context.client.clone(), namespace);
-    match api.delete(name, &DeleteParams::default()).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(error) => Err(Error::kubernetes(format!("delete {name}"))(error)),
-    }
+    let params = DeleteParams::default();
+    let deleted = context.change(format!("delete {name}"), api.delete(name, &params));
+    deleted.await.map(|_| ()).or_else(Error::unless_gone)
 }
 
 /// Annotation that lets a cluster with volumes go; its value is the cluster's name.
 const FORCE: &str = "hither.dev/destroy-volumes";
 /// Volumes that are named.
 const NAMED_MAX: usize = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(handle: &str, class: &str) -> PersistentVolume {
+        serde_json::from_value(json!({"spec": {
+            "storageClassName": class,
+            "csi": {"driver": DRIVER, "volumeHandle": handle},
+        }}))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_volume_of_a_cluster_whose_name_begins_alike_is_not_on_it() {
+        let classes = ["files-demo-everywhere".to_owned()];
+        let other = volume("ffff.1", "files-demo-two-everywhere");
+        assert!(!is_on(&other, Some("abcd"), &classes));
+        assert!(!is_on(&other, None, &classes));
+        let own = volume("abcd.1", "files-demo-everywhere");
+        assert!(is_on(&own, Some("abcd"), &[]));
+        assert!(!is_on(&own, Some("abc"), &classes), "the id decides");
+        assert!(is_on(&own, None, &classes));
+        let foreign = serde_json::from_value(json!({"spec": {
+            "csi": {"driver": "example.org", "volumeHandle": "abcd.1"},
+        }}));
+        assert!(!is_on(&foreign.unwrap(), Some("abcd"), &classes));
+    }
+}

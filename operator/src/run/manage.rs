@@ -3,6 +3,7 @@
 use hither_labels::StorageDefinition;
 use hither_proto::map::{Distance, StorageClass as Stored};
 use kube::ResourceExt as _;
+use kube::runtime::events::EventType;
 
 use super::pass::{Wanted, timed};
 use super::{Context, products};
@@ -14,10 +15,11 @@ use crate::error::Error;
 use crate::labels;
 use crate::manager::Manager;
 use crate::scale::Scale;
-use crate::seen::{Seen, is_up};
+use crate::seen::{Seen, is_up, title};
 
 /// Labels of running chunkservers, those to empty and to forget, distances.
 pub(super) async fn servers(
+    context: &Context,
     manager: &Manager,
     cluster: &HitherCluster,
     pools: &[ChunkserverPool],
@@ -35,23 +37,35 @@ pub(super) async fn servers(
                 let changes = labels::changes(&server.labels, &wanted);
                 if !changes.is_empty() {
                     tracing::info!(server = server.id, ?changes, "labels");
-                    manager.label(server.id, changes).await?;
+                    let change = manager.label(server.id, changes);
+                    context.lease.command(change).await?;
                 }
             }
         }
     }
     for (server, on) in &scale.drain {
         tracing::info!(server, on, "drain");
-        manager.drain(*server, *on).await?;
+        context.lease.command(manager.drain(*server, *on)).await?;
     }
     for server in &scale.forget {
         tracing::info!(server, "forget");
-        manager.forget(*server).await?;
+        context.lease.command(manager.forget(*server)).await?;
+        let mut known = seen.servers().iter();
+        let known = known.find(|known| known.id == *server).map(title);
+        let text = format!(
+            "chunkserver {} is down, holds nothing and cannot come back with its disks: it is \
+             forgotten",
+            known.unwrap_or_default()
+        );
+        let kind = EventType::Normal;
+        context
+            .event(cluster, kind, "ServerForgotten", "Forget", &text)
+            .await;
     }
     let map = seen.status.as_ref().and_then(|status| status.map.as_ref());
     let wanted: Vec<Distance> = cluster.spec.distances.iter().map(distance).collect();
-    if !wanted.is_empty() && map.is_some_and(|map| map.distances != wanted) {
-        manager.distances(wanted).await?;
+    if map.is_some_and(|map| map.distances != wanted) {
+        context.lease.command(manager.distances(wanted)).await?;
     }
     Ok(())
 }
@@ -107,7 +121,7 @@ async fn keep_class(
         ];
         return tell(context, class, None, &conditions).await;
     };
-    let satisfiable = match in_manager(manager, class, seen).await {
+    let satisfiable = match in_manager(context, manager, class, seen).await {
         Ok(satisfiable) => satisfiable,
         Err(error) => {
             let conditions = [accepted, said("Ready", false, "Refused", error.to_string())];
@@ -131,6 +145,7 @@ async fn keep_class(
 
 /// Sees to it that the manager has the class; says whether the servers of now satisfy it.
 async fn in_manager(
+    context: &Context,
     manager: &Manager,
     class: &ChunkStorageClass,
     seen: &Seen,
@@ -159,7 +174,8 @@ async fn in_manager(
         ..known.cloned().unwrap_or_default()
     };
     let dry_run = known == Some(&wanted);
-    let reply = manager.class(wanted, known.is_some(), dry_run).await?;
+    let change = manager.class(wanted, known.is_some(), dry_run);
+    let reply = context.lease.command(change).await?;
     let notes = reply.notes.join("; ");
     Ok(if reply.satisfiable {
         said("Satisfiable", true, "ServersMatch", notes)
@@ -192,11 +208,11 @@ async fn remove_class(
         });
     let blocked = match (manager, known) {
         (_, Some(false)) => None,
-        (Some(manager), Some(true)) => manager
-            .remove_class(class.name_any())
-            .await
-            .err()
-            .map(|error| error.to_string()),
+        (Some(manager), Some(true)) => {
+            let removed = manager.remove_class(class.name_any());
+            let removed = context.lease.command(removed).await;
+            removed.err().map(|error| error.to_string())
+        }
         _ => Some("no manager answers".to_owned()),
     };
     match blocked {

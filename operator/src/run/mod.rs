@@ -1,8 +1,11 @@
 //! The process: watches, a task for each cluster, the lease, and what probes ask.
 
 mod apply;
+mod calls;
 mod cluster;
+mod definitions;
 mod deletion;
+mod health;
 mod lease;
 mod manage;
 mod pass;
@@ -13,7 +16,6 @@ mod watch;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -21,13 +23,15 @@ use kube::runtime::events::{Recorder, Reporter};
 use kube::{Client, ResourceExt as _};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
 use crate::api::{ChunkStorageClass, ChunkserverPool, HitherCluster};
 use crate::desired::{CLUSTER_LABEL, MANAGED_BY};
 use crate::error::Error;
 pub use deletion::guard;
+use health::Health;
 use lease::Lease;
-use watch::{Health, Watched};
+use watch::Watched;
 
 /// How the operator runs.
 #[derive(Debug, Clone)]
@@ -59,6 +63,7 @@ struct Context {
     pods: Watched<Pod>,
     recorder: Recorder,
     lease: Lease,
+    health: Health,
 }
 
 /// The tasks of all clusters ever seen, and how each is woken.
@@ -95,6 +100,14 @@ pub async fn run(client: Client, options: Options) -> anyhow::Result<()> {
         ended = &mut probes => return ended,
     }
     tracing::info!(identity = options.identity, "leading");
+    let renewing = lease.clone();
+    let kept = renewing.keep();
+    tokio::pin!(kept);
+    tokio::select! {
+        () = definitions::update(&client, &lease) => {}
+        () = &mut kept => return Err(Error::NotLeader.into()),
+        ended = &mut probes => return ended,
+    }
     let (new, mut seen) = tokio::sync::mpsc::channel(CLUSTERS_AT_ONCE);
     let tasks = Tasks::default();
     let poke = move |key: Key| {
@@ -106,15 +119,26 @@ pub async fn run(client: Client, options: Options) -> anyhow::Result<()> {
     };
     let poke: Arc<dyn Fn(Key) + Send + Sync> = Arc::new(poke);
     let context = Arc::new(context(&client, options, &health, &poke, lease.clone()));
+    // They end with this future.
+    let mut clusters = JoinSet::new();
     let dispatch = async {
-        while let Some((key, wake)) = seen.recv().await {
-            tokio::spawn(cluster::keep(Arc::clone(&context), key, wake));
+        loop {
+            tokio::select! {
+                new = seen.recv() => match new {
+                    Some((key, wake)) => {
+                        clusters.spawn(cluster::keep(Arc::clone(&context), key, wake));
+                    }
+                    None => return Ok(()),
+                },
+                // None ends by itself: what broke it is for the process to tell.
+                Some(ended) = clusters.join_next() => return ended.map_err(anyhow::Error::from),
+            }
         }
     };
     tokio::select! {
-        () = lease.keep() => Err(Error::NotLeader.into()),
+        () = kept => Err(Error::NotLeader.into()),
         ended = probes => ended,
-        () = dispatch => Ok(()),
+        ended = dispatch => ended,
     }
 }
 
@@ -152,11 +176,10 @@ fn context(
         }),
         recorder: Recorder::new(client.clone(), reporter),
         lease,
+        health: health.clone(),
         options,
     }
 }
 
 /// New clusters that wait for their task at most.
 const CLUSTERS_AT_ONCE: usize = 256;
-/// A watch that fails for longer makes the process unhealthy.
-const WATCH_FAILS_MAX: Duration = Duration::from_secs(300);

@@ -1,8 +1,10 @@
 //! One pass over a cluster: look, decide, do, tell.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
 use kube::runtime::events::EventType;
 
@@ -11,8 +13,11 @@ use super::{Context, Key, deletion, manage};
 use crate::api::{ChunkStorageClass, ChunkserverPool, HitherCluster};
 use crate::check::{self, Refusal};
 use crate::conditions::{Said, stored};
-use crate::desired::{CLUSTER_LABEL, Component, World, desired, pool_set, pool_zones};
-use crate::error::Error;
+use crate::desired::{
+    CLUSTER_LABEL, Component, POOL_LABEL, World, desired, manager_set, pool_set, pool_zones,
+    zones_of,
+};
+use crate::error::{Error, Failures};
 use crate::manager::Manager;
 use crate::rollout::{self, Rollout};
 use crate::scale::{self, Scale};
@@ -64,6 +69,7 @@ pub(super) async fn pass(
         return deletion::orphans(context, &wanted).await;
     };
     let mut seen = look(context, key);
+    seen.drained = drained(&wanted.pools);
     ask_manager(cluster, memory, &mut seen).await;
     let mut blocked = None;
     if cluster.metadata.deletion_timestamp.is_some() {
@@ -81,7 +87,7 @@ pub(super) async fn pass(
         context.finalizer(pool, POOL_FINALIZER, true).await?;
     }
     let refused = check::cluster(cluster).err();
-    let plan = Plan {
+    let mut plan = Plan {
         blocked,
         ..Plan::of(cluster, &wanted, &seen)
     };
@@ -97,6 +103,7 @@ pub(super) async fn pass(
             .event(cluster, EventType::Warning, "ApplyFailed", "Apply", &text)
             .await;
     }
+    plan.failed = failed.as_ref().map(ToString::to_string);
     tell(context, cluster, &wanted, &seen, &plan, refused.as_ref()).await?;
     let told = manage::classes(context, cluster, &wanted, memory.manager.as_ref(), &seen).await;
     failed.map_or(Ok(()), Err)?;
@@ -116,6 +123,14 @@ fn look(context: &Context, (namespace, name): &Key) -> Seen {
             .find(|pod| here(pod.namespace()) && of(pod.labels())),
         ..Seen::default()
     }
+}
+
+/// The chunkservers that the operator empties, as it has told.
+fn drained(pools: &[ChunkserverPool]) -> BTreeSet<u64> {
+    let told = pools.iter().filter_map(|pool| pool.status.as_ref());
+    told.flat_map(|status| &status.draining)
+        .filter_map(|drain| u64::try_from(drain.server).ok())
+        .collect()
 }
 
 /// Asks the manager how things are; the pods' own addresses need no name service.
@@ -179,26 +194,30 @@ pub(super) struct Plan {
     rollout: Rollout,
     /// Why the cluster cannot go, if it is to.
     blocked: Option<Said>,
+    /// What could not be brought about, if anything.
+    failed: Option<String>,
 }
 
 impl Plan {
     fn of(cluster: &HitherCluster, wanted: &Wanted, seen: &Seen) -> Self {
         let (mut accepted, mut refused) = (Vec::new(), BTreeMap::new());
         let mut replicas = BTreeMap::new();
-        for pool in &wanted.pools {
+        let staying = wanted
+            .pools
+            .iter()
+            .filter(|pool| pool.metadata.deletion_timestamp.is_none());
+        for pool in staying {
             let name = pool.name_any();
-            let sets = pool_zones(cluster, pool)
-                .map(|zone| pool_set(&cluster.name_any(), &name, &zone.name));
-            let is_going = pool.metadata.deletion_timestamp.is_some();
             match check::pool(pool, Some(cluster)) {
-                Ok(()) if is_going => {}
                 Ok(()) => {
+                    let sets = pool_zones(cluster, pool)
+                        .map(|zone| pool_set(&cluster.name_any(), &name, &zone.name));
                     replicas.extend(sets.map(|set| (set, pool.spec.replicas_per_zone)));
                     accepted.push(pool.clone());
                 }
                 Err(refusal) => {
-                    // What is not understood is left as it is.
-                    for set in sets.filter_map(|set| seen.set(&set)) {
+                    // What is not understood is left as it is, also in zones nobody knows.
+                    for set in sets_of(&name, seen) {
                         let now = set.spec.as_ref().and_then(|spec| spec.replicas);
                         replicas.insert(set.name_any(), now.unwrap_or(0));
                     }
@@ -213,8 +232,18 @@ impl Plan {
             scale: scale::plan(seen, &replicas),
             rollout: rollout::plan(seen, &zones),
             blocked: None,
+            failed: None,
         }
     }
+}
+
+/// The sets of a pool.
+fn sets_of<'a>(pool: &'a str, seen: &'a Seen) -> impl Iterator<Item = &'a StatefulSet> {
+    let of = move |set: &&StatefulSet| {
+        let named = set.labels().get(POOL_LABEL);
+        named.is_some_and(|named| named == pool)
+    };
+    seen.sets.iter().filter(of)
 }
 
 async fn act(
@@ -235,15 +264,25 @@ async fn act(
         provisioner: context.options.provisioner.clone(),
         replicas: plan.scale.replicas.clone(),
         disruption: status::disruption(seen),
+        manager_zones: seen
+            .set(&manager_set(&cluster.name_any()))
+            .and_then(zones_of),
     };
+    // What somebody has deleted is made anew at once.
+    memory.applied.retain(|title, _| {
+        let set = title.strip_prefix("StatefulSet/");
+        let name = set.map(|rest| rest.split(' ').next().unwrap_or(rest));
+        name.is_none_or(|name| seen.set(name).is_some())
+    });
+    let mut failures = Failures::default();
     for object in desired(cluster, &plan.accepted, &world) {
-        context.apply(&object, memory).await?;
+        failures.take(context.apply(&object, memory).await)?;
     }
-    shrink(context, wanted, seen, plan).await?;
+    failures.take(shrink(context, wanted, seen, plan).await)?;
     if let Some(manager) = &memory.manager
         && seen.status.is_some()
     {
-        manage::servers(manager, cluster, &plan.accepted, seen, &plan.scale).await?;
+        manage::servers(context, manager, cluster, &plan.accepted, seen, &plan.scale).await?;
     }
     if let Some(name) = &plan.rollout.replace
         && let Some(pod) = seen.pods.iter().find(|pod| pod.name_any() == *name)
@@ -258,7 +297,7 @@ async fn act(
             .event(cluster, EventType::Normal, "PodReplaced", "Upgrade", &text)
             .await;
     }
-    Ok(())
+    failures.end()
 }
 
 /// Sets of pools that are going, or of zones that are no longer asked for.
@@ -277,6 +316,9 @@ async fn shrink(context: &Context, wanted: &Wanted, seen: &Seen, plan: &Plan) ->
     for set in &seen.sets {
         let name = set.name_any();
         if plan.scale.remove.contains(&name) {
+            // The file of its pods goes first: once the set is gone nobody would know of it.
+            let namespace = set.namespace().unwrap_or_default();
+            deletion::remove::<ConfigMap>(context, &namespace, &name).await?;
             context.delete(set).await?;
         } else if let Some(replicas) = plan.scale.replicas.get(&name)
             && !applied.contains(&name)
@@ -291,10 +333,7 @@ async fn shrink(context: &Context, wanted: &Wanted, seen: &Seen, plan: &Plan) ->
         .filter(|pool| pool.metadata.deletion_timestamp.is_some())
     {
         let name = pool.name_any();
-        let has = |set: &&k8s_openapi::api::apps::v1::StatefulSet| {
-            set.labels().get(crate::desired::POOL_LABEL) == Some(&name)
-        };
-        if !seen.sets.iter().any(|set| has(&set)) {
+        if sets_of(&name, seen).next().is_none() {
             context.finalizer(pool, POOL_FINALIZER, false).await?;
         }
     }
@@ -313,6 +352,9 @@ async fn tell(
         mut status,
         mut conditions,
     } = status::cluster(cluster, &plan.accepted, seen, &plan.rollout, refused);
+    if let Some(failed) = &plan.failed {
+        status::not_applied(&mut conditions, failed);
+    }
     conditions.extend(plan.blocked.clone());
     let old = cluster.status.as_ref();
     let before = old.map_or(&[][..], |status| &status.conditions);
@@ -359,3 +401,67 @@ pub(super) const CLUSTER_FINALIZER: &str = "hither.dev/cluster";
 pub(super) const POOL_FINALIZER: &str = "hither.dev/pool";
 /// Time in which what was ended is seen to be so.
 const REPLACE_PAUSE: std::time::Duration = std::time::Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::decisions_tests::seen;
+
+    fn cluster() -> HitherCluster {
+        serde_json::from_value(json!({
+            "apiVersion": "hither.dev/v1alpha1",
+            "kind": "HitherCluster",
+            "metadata": {"name": "demo", "namespace": "files"},
+            "spec": {
+                "zones": [{"name": "a"}],
+                "metadataStore": {"embedded": {"storage": {"emptyDir": {}}}},
+            },
+        }))
+        .unwrap()
+    }
+
+    fn pool(deleted: bool) -> ChunkserverPool {
+        let mut pool: ChunkserverPool = serde_json::from_value(json!({
+            "apiVersion": "hither.dev/v1alpha1",
+            "kind": "ChunkserverPool",
+            "metadata": {"name": "ssd", "namespace": "files"},
+            "spec": {
+                "cluster": "demo",
+                "replicasPerZone": 1,
+                "zones": ["a", "b"],
+                "storage": {"emptyDir": {}},
+            },
+        }))
+        .unwrap();
+        if deleted {
+            let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::now());
+            pool.metadata.deletion_timestamp = Some(now);
+        }
+        pool
+    }
+
+    fn plan(pool: ChunkserverPool) -> Plan {
+        let wanted = Wanted {
+            cluster: None,
+            pools: vec![pool],
+            classes: Vec::new(),
+        };
+        Plan::of(&cluster(), &wanted, &seen(&["a", "b"]))
+    }
+
+    #[test]
+    fn a_pool_that_names_an_unknown_zone_is_left_as_it_is() {
+        let plan = plan(pool(false));
+        assert_eq!(plan.refused["ssd"].reason, "UnknownZone");
+        assert_eq!(plan.scale, Scale::default());
+    }
+
+    #[test]
+    fn a_pool_that_is_refused_can_be_deleted() {
+        let plan = plan(pool(true));
+        assert!(plan.refused.is_empty());
+        assert_eq!(plan.scale.drain, [(1, true), (2, true)]);
+    }
+}

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::watch::Health;
+use super::health::Health;
 
 /// Answers probes; the process is alive while its watches work. A standby is ready too: readiness
 /// says that it waits for the lease as it should.

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::Context;
 use super::apply::params;
+use super::calls::ask;
 use crate::api::ChunkStorageClass;
 use crate::desired::{
     OWNER_LABEL, class_kubernetes_name, is_same_storage_class, storage_class,
@@ -71,9 +72,9 @@ async fn keep_one<K: Product>(
 ) -> Result<Option<String>, Error> {
     let name = wanted.name_any();
     let kind = K::kind(&()).into_owned();
-    let what = || Error::kubernetes(format!("apply {kind} {name}"));
+    let what = format!("apply {kind} {name}");
     let api: Api<K> = Api::all(context.client.clone());
-    let old = api.get_opt(&name).await.map_err(what())?;
+    let old = ask(what.clone(), api.get_opt(&name)).await?;
     if let Some(old) = &old {
         if old.labels().get(OWNER_LABEL) != class.uid().as_ref() {
             return Ok(Some(kind));
@@ -83,17 +84,18 @@ async fn keep_one<K: Product>(
             remove_one::<K>(context, class).await?;
         }
     }
-    api.patch(&name, &params(), &Patch::Apply(wanted))
-        .await
-        .map_err(what())?;
+    let (params, patch) = (params(), Patch::Apply(wanted));
+    context
+        .change(what, api.patch(&name, &params, &patch))
+        .await?;
     Ok(None)
 }
 
 async fn remove_one<K: Product>(context: &Context, class: &ChunkStorageClass) -> Result<(), Error> {
     let name = class_kubernetes_name(class);
-    let what = || Error::kubernetes(format!("delete {} {name}", K::kind(&())));
+    let what = format!("delete {} {name}", K::kind(&()));
     let api: Api<K> = Api::all(context.client.clone());
-    let Some(old) = api.get_opt(&name).await.map_err(what())? else {
+    let Some(old) = ask(what.clone(), api.get_opt(&name)).await? else {
         return Ok(());
     };
     if old.labels().get(OWNER_LABEL) != class.uid().as_ref() {
@@ -106,9 +108,6 @@ async fn remove_one<K: Product>(context: &Context, class: &ChunkStorageClass) ->
         }),
         ..DeleteParams::default()
     };
-    match api.delete(&name, &params).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
-        Err(error) => Err(what()(error)),
-    }
+    let deleted = context.change(what, api.delete(&name, &params)).await;
+    deleted.map(|_| ()).or_else(Error::unless_gone)
 }

@@ -1,9 +1,10 @@
 //! Watches: each on its own, with its own back-off, so that one that fails holds no other up.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use super::Key;
+use super::health::{Health, Watch};
 use futures::StreamExt as _;
 use futures::future::join_all;
 use k8s_openapi::NamespaceResourceScope;
@@ -11,12 +12,8 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt as _};
-use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::OnceCell;
-use tokio::time::Instant;
-
-use super::{Key, WATCH_FAILS_MAX};
 
 /// How all watches begin.
 pub(super) struct Start<'a> {
@@ -31,34 +28,61 @@ pub(super) struct Watched<K>
 where
     K: Resource<DynamicType = ()> + 'static,
 {
-    stores: Vec<Store<K>>,
+    /// One for each namespace; one without a name when all are watched.
+    stores: Vec<Listed<K>>,
+}
+
+/// What the watch of one namespace has seen.
+struct Listed<K>
+where
+    K: Resource<DynamicType = ()> + 'static,
+{
+    namespace: Option<String>,
+    store: Store<K>,
     /// A store wakes one of those that wait for it, so only one does.
     listed: OnceCell<()>,
+}
+
+impl<K> Listed<K>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    async fn ready(&self) {
+        let listed = async {
+            // A writer that is gone has taken the process's watches with it; the process ends too.
+            let _ = self.store.wait_until_ready().await;
+        };
+        self.listed.get_or_init(|| listed).await;
+    }
 }
 
 impl<K> Watched<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    fn of(stores: Vec<Store<K>>) -> Self {
-        Self {
-            stores,
+    fn of(stores: Vec<(Option<String>, Store<K>)>) -> Self {
+        let listed = |(namespace, store)| Listed {
+            namespace,
+            store,
             listed: OnceCell::new(),
+        };
+        Self {
+            stores: stores.into_iter().map(listed).collect(),
         }
     }
 
-    /// Waits until everything there is has been listed once.
-    pub(super) async fn ready(&self) {
-        let listed = async {
-            // A writer that is gone has taken the process's watches with it; the process ends too.
-            join_all(self.stores.iter().map(Store::wait_until_ready)).await;
+    /// Waits until everything there is in a namespace has been listed once.
+    pub(super) async fn ready(&self, namespace: &str) {
+        let of = |listed: &&Listed<K>| {
+            let name = listed.namespace.as_deref();
+            name.is_none_or(|name| name == namespace)
         };
-        self.listed.get_or_init(|| listed).await;
+        join_all(self.stores.iter().filter(of).map(Listed::ready)).await;
     }
 
     /// All that fit.
     pub(super) fn find(&self, fits: impl Fn(&K) -> bool) -> Vec<K> {
-        let all = self.stores.iter().flat_map(Store::state);
+        let all = self.stores.iter().flat_map(|one| one.store.state());
         let mut found: Vec<K> = all
             .filter(|one| fits(one))
             .map(|one| (*one).clone())
@@ -84,34 +108,40 @@ impl Start<'_> {
             + Sync
             + 'static,
     {
-        let apis: Vec<Api<K>> = match self.namespaces {
-            [] => vec![Api::all(self.client.clone())],
+        let apis: Vec<(Option<String>, Api<K>)> = match self.namespaces {
+            [] => vec![(None, Api::all(self.client.clone()))],
             named => {
-                let one = |name: &String| Api::namespaced(self.client.clone(), name);
+                let api = |name: &String| Api::namespaced(self.client.clone(), name);
+                let one = |name: &String| (Some(name.clone()), api(name));
                 named.iter().map(one).collect()
             }
         };
-        let start = |api: Api<K>| {
+        let start = |(namespace, api): (Option<String>, Api<K>)| {
             let (store, writer) = reflector::store();
             let config = watcher::Config::default().labels(labels);
             // What nobody reads takes no memory.
             let slim = |object: &mut K| object.managed_fields_mut().clear();
             let events = watcher::watcher(api, config).modify(slim).default_backoff();
             let events = kube::runtime::reflector(writer, events);
-            let follow = Follow {
+            let watch = Watch {
                 kind: K::kind(&()).into_owned(),
+                namespace: namespace.clone(),
+            };
+            self.health.begins(&watch);
+            let follow = Follow {
+                watch,
                 health: self.health.clone(),
                 poke: Arc::clone(self.poke),
             };
             tokio::spawn(follow.run(events.boxed(), of.clone()));
-            store
+            (namespace, store)
         };
         Watched::of(apis.into_iter().map(start).collect())
     }
 }
 
 struct Follow {
-    kind: String,
+    watch: Watch,
     health: Health,
     poke: Arc<dyn Fn(Key) + Send + Sync>,
 }
@@ -127,49 +157,32 @@ impl Follow {
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)) => {
-                    self.health.works(&self.kind);
+                    self.health.works(&self.watch);
                     if let (Some(namespace), Some(cluster)) = (object.namespace(), of(&object)) {
                         (self.poke)((namespace, cluster));
                     }
                 }
-                Ok(Event::Init | Event::InitDone) => self.health.works(&self.kind),
+                // Said before the API server is asked.
+                Ok(Event::Init) => {}
+                Ok(Event::InitDone) => self.health.works(&self.watch),
                 Err(error) => {
-                    tracing::warn!(kind = self.kind, %error, "a watch fails: it is tried again");
-                    self.health.fails(&self.kind);
+                    let watch = &self.watch;
+                    tracing::warn!(%watch, %error, "a watch fails: it is tried again");
+                    self.health.fails(watch, is_refused(&error));
                 }
             }
         }
     }
 }
 
-/// Which watches fail, and since when.
-#[derive(Clone, Default)]
-pub(super) struct Health {
-    failing: Arc<Mutex<BTreeMap<String, Instant>>>,
-}
-
-impl Health {
-    fn works(&self, kind: &str) {
-        self.failing.lock().remove(kind);
-    }
-
-    fn fails(&self, kind: &str) {
-        self.failing
-            .lock()
-            .entry(kind.to_owned())
-            .or_insert_with(Instant::now);
-    }
-
-    /// What has failed for too long.
-    pub(super) fn complaint(&self) -> Option<String> {
-        let failing = self.failing.lock();
-        let (kind, since) = failing
-            .iter()
-            .find(|(_, since)| since.elapsed() > WATCH_FAILS_MAX)?;
-        Some(format!(
-            "the watch of {kind} has failed for {} s",
-            since.elapsed().as_secs()
-        ))
+/// Whether the API server works, and does not give what is asked for: the namespace or the right to
+/// it is gone, which a new process would not change.
+fn is_refused(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => matches!(status.code, 403 | 404),
+        _ => false,
     }
 }
 
@@ -177,15 +190,40 @@ impl Health {
 mod tests {
     use std::time::Duration;
 
+    use futures::stream;
     use k8s_openapi::api::core::v1::Pod;
 
     use super::*;
 
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_fails_again_and_again_is_told() {
+        let health = Health::default();
+        let attempt = async || {
+            let follow = Follow {
+                watch: Watch {
+                    kind: "Pod".into(),
+                    namespace: None,
+                },
+                health: health.clone(),
+                poke: Arc::new(|_| {}),
+            };
+            let events = [
+                Ok(Event::<Pod>::Init),
+                Err(watcher::Error::NoResourceVersion),
+            ];
+            follow.run(stream::iter(events).boxed(), |_| None).await;
+        };
+        attempt().await;
+        tokio::time::advance(Duration::from_secs(301)).await;
+        attempt().await;
+        assert!(health.complaint().is_some());
+    }
+
     #[tokio::test]
     async fn all_clusters_go_on_when_everything_is_listed() {
         let (store, mut writer) = reflector::store::<Pod>();
-        let watched = Arc::new(Watched::of(vec![store]));
-        let wait = |watched: Arc<Watched<Pod>>| async move { watched.ready().await };
+        let watched = Arc::new(Watched::of(vec![(None, store)]));
+        let wait = |watched: Arc<Watched<Pod>>| async move { watched.ready("n").await };
         let mut tasks: Vec<_> = (0..3)
             .map(|_| tokio::spawn(wait(Arc::clone(&watched))))
             .collect();

@@ -151,6 +151,23 @@ impl Place {
         }
     }
 
+    /// Waits until an object that was deleted is gone.
+    pub(crate) async fn gone<K>(&self, name: &str)
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + 'static,
+    {
+        let api: Api<K> = self.api();
+        let gone = await_condition(api.clone(), name, |object: Option<&K>| object.is_none());
+        if tokio::time::timeout(PATIENCE, gone).await.is_err() {
+            panic!("{name} stays: {:#?}", api.get_opt(name).await);
+        }
+    }
+
     /// Ends everything.
     pub(crate) async fn end(self) {
         if let Some(operator) = self.operator {

@@ -20,6 +20,7 @@ pub(crate) async fn run(args: args::Chunkserver) -> anyhow::Result<()> {
     config.zone = args.zone.unwrap_or(config.zone);
     config.region = args.region.unwrap_or(config.region);
     config.node = args.node.unwrap_or(config.node);
+    config.name = args.name.unwrap_or(config.name);
     if let Some(managers) = &args.managers {
         config.managers = manager_addresses(managers)?;
     }

@@ -28,6 +28,7 @@ mod with_etcd {
     use std::time::Duration;
 
     use anyhow::{Context as _, bail};
+    use hither_clustermap::ClusterView;
     use hither_managerlink::ManagerLink;
     use hither_mds::{Holder, RankConfig, RankServer};
     use hither_metastore::{Error, EtcdOptions, EtcdStore};
@@ -40,7 +41,7 @@ mod with_etcd {
 
     use crate::args;
     use crate::cluster::manager_addresses;
-    use crate::roles::{addresses, announce, ending, read_config, terminated, told_address};
+    use crate::roles::{addresses, announce, ending, read_config, ready, terminated, told_address};
 
     /// Configuration of a metadata server.
     #[derive(Debug, Clone, Deserialize)]
@@ -56,6 +57,9 @@ mod with_etcd {
         advertise: String,
         /// Addresses of managers, separated by commas.
         managers: String,
+        /// Address that takes connections once store and managers have answered, whether the rank
+        /// is served or stood by for; empty: none.
+        ready_listen: String,
         /// Answer changes before they are in the store (to their own mount only).
         early_answers: bool,
         /// Inodes kept in memory.
@@ -70,6 +74,7 @@ mod with_etcd {
                 listen: "127.0.0.1:7651".into(),
                 advertise: String::new(),
                 managers: "127.0.0.1:7650".into(),
+                ready_listen: String::new(),
                 early_answers: true,
                 cached_inodes_max: 1_000_000,
             }
@@ -115,11 +120,13 @@ mod with_etcd {
         config.listen = args.listen.unwrap_or(config.listen);
         config.advertise = args.advertise.unwrap_or(config.advertise);
         config.managers = args.managers.unwrap_or(config.managers);
+        config.ready_listen = args.ready_listen.unwrap_or(config.ready_listen);
         if config.etcd.is_empty() {
             bail!("where is the metadata store? give --etcd URLS");
         }
         config.advertise = told_address(&config.listen, &config.advertise)?;
         let managers = manager_addresses(&config.managers)?;
+        let ready = ready::Sign::at(&config.ready_listen)?;
         let end = terminated();
         tokio::pin!(end);
         let store = tokio::select! {
@@ -132,6 +139,7 @@ mod with_etcd {
             ..Identity::default()
         };
         let link = ManagerLink::start(managers, identity.clone(), "");
+        let _shown = ready.show_when(first_map(link.clone()));
         loop {
             let rank = tokio::select! {
                 rank = take_rank(&config, &identity, &store, &link) => rank?,
@@ -179,12 +187,7 @@ mod with_etcd {
         store: &Arc<EtcdStore>,
         link: &ManagerLink,
     ) -> anyhow::Result<RankServer> {
-        let first = loop {
-            match link.at_least(MapVersion(1), MAP_IN).await {
-                Ok(map) => break map,
-                Err(error) => tracing::warn!(%error, "no manager leads yet: waiting for one"),
-            }
-        };
+        let first = first_map(link.clone()).await;
         let default_class = first.classes().next().map_or(1, |(id, _)| id.0);
         let rank = RankServer::start(
             RankConfig {
@@ -212,6 +215,16 @@ mod with_etcd {
         )
         .await?;
         Ok(rank)
+    }
+
+    /// The cluster map, once a manager leads.
+    async fn first_map(link: ManagerLink) -> Arc<ClusterView> {
+        loop {
+            match link.at_least(MapVersion(1), MAP_IN).await {
+                Ok(map) => return map,
+                Err(error) => tracing::warn!(%error, "no manager leads yet: waiting for one"),
+            }
+        }
     }
 
     /// Says again and again where the rank is: the manager forgets it when it restarts.

@@ -5,6 +5,8 @@ pub(crate) mod manager;
 pub(crate) mod mds;
 pub(crate) mod mount;
 pub(crate) mod mounter;
+#[cfg(feature = "etcd")]
+mod ready;
 
 use std::io::Write as _;
 use std::path::Path;

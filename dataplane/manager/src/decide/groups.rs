@@ -133,6 +133,17 @@ fn plan_definition(
     }
 }
 
+/// Members a group's definition asks for; 0 for a definition that has no groups of copies.
+#[must_use]
+pub fn members_wanted(state: &State, group: &Group) -> u32 {
+    let definition = state.definitions.get(&DefinitionId(group.definition));
+    let copies = definition.filter(|definition| !definition.definition.is_ec());
+    copies.map_or(0, |of| {
+        let terms = of.definition.terms(DEFAULT_DATA_PARTS).len();
+        u32::try_from(terms).unwrap_or(u32::MAX)
+    })
+}
+
 fn planned_of(group: &Group) -> Planned {
     Planned {
         key: GroupKey(group.id),
@@ -372,6 +383,19 @@ mod tests {
             assert!(filling || *id == first || group.epoch == 1);
         }
         assert_eq!(plan(&state), state, "planning again changes nothing");
+    }
+
+    #[test]
+    fn a_group_whose_disk_failed_and_that_nobody_takes_over_says_how_many_it_wants() {
+        let mut state = plan(&with_servers(&["a", "b", "c"], "zone=a,zone=b,zone=c"));
+        for id in [2, 3] {
+            let server = state.servers.get_mut(&ChunkserverId(id)).unwrap();
+            server.shown.disks[0].failed = true;
+        }
+        let state = plan(&state);
+        for group in state.groups.values() {
+            assert_eq!((group.members.len(), members_wanted(&state, group)), (1, 3));
+        }
     }
 
     #[test]

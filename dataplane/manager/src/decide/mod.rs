@@ -8,7 +8,7 @@ mod links;
 mod membership;
 
 pub use classes::{ClassOutcome, class_deleted, class_set, class_unused};
-pub use groups::plan;
+pub use groups::{members_wanted, plan};
 pub use hearing::Hearing;
 pub use labels::labels_changed;
 pub use links::{Links, chain_exists, link_broken, out_of_reach};

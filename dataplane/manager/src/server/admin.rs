@@ -165,6 +165,7 @@ impl<S: MetaStore> Task<S> {
                     in_sync: count(group, MemberState::InSync),
                     filling: count(group, MemberState::Filling),
                     lagging: count(group, MemberState::Lagging),
+                    wanted: decide::members_wanted(&self.state, group),
                 })
                 .collect(),
             leader: self.address.clone(),
