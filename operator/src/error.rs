@@ -22,6 +22,14 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// A member of a managed etcd refused, or did not answer.
+    #[error("etcd: {what}: {reason}")]
+    Etcd {
+        /// What was asked.
+        what: &'static str,
+        /// Why not.
+        reason: String,
+    },
     /// The lease was lost: another operator is at work.
     #[error("another operator has the lease")]
     NotLeader,

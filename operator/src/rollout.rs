@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
 use crate::desired::Component;
+use crate::etcd::plan::{self as etcd_plan, Place};
 use crate::seen::{Seen, component, host_of, is_ready};
 
 /// How far a change of templates has come.
@@ -18,7 +19,7 @@ pub struct Rollout {
     pub waiting: Option<String>,
 }
 
-/// Decides it: managers, then standby metadata servers, then the active one, then chunkservers zone
+/// Decides it: members of etcd, managers, then standby metadata servers, then the active one, then chunkservers zone
 /// by zone in the given order; one pod at a time, and a chunkserver only while all copies are there.
 #[must_use]
 pub fn plan(seen: &Seen, zones: &[String]) -> Rollout {
@@ -38,7 +39,7 @@ pub fn plan(seen: &Seen, zones: &[String]) -> Rollout {
     // What does not work cannot get worse, and may be why nothing else goes on.
     if let Some(broken) = outdated
         .iter()
-        .find(|pod| !is_ready(pod) && !is_standby(pod))
+        .find(|pod| !is_ready(pod) && !is_standby(pod) && may_be_ended(seen, pod))
     {
         rollout.replace = Some(broken.name_any());
         return rollout;
@@ -48,6 +49,23 @@ pub fn plan(seen: &Seen, zones: &[String]) -> Rollout {
         None => rollout.replace = Some(first.name_any()),
     }
     rollout
+}
+
+/// A member of etcd is ended only while the others agree without it.
+fn may_be_ended(seen: &Seen, pod: &Pod) -> bool {
+    let Some(etcd) = seen.etcd.as_ref() else {
+        return true;
+    };
+    if component(pod) != Component::Etcd.as_str() {
+        return true;
+    }
+    let name = pod.name_any();
+    let answers = |place: &Place| place.said.is_some();
+    let others_answer = etcd
+        .places
+        .iter()
+        .all(|place| place.pod == name || answers(place));
+    !etcd.established || etcd.members.is_some() && others_answer
 }
 
 fn obstacle(seen: &Seen, next: &Pod) -> Option<String> {
@@ -69,7 +87,16 @@ fn obstacle(seen: &Seen, next: &Pod) -> Option<String> {
             ));
         }
     }
-    if component(next) == Component::Manager.as_str() {
+    if let Some(etcd) = &seen.etcd
+        && !etcd_plan::is_whole(etcd)
+    {
+        return Some(format!(
+            "{} of {} members of etcd vote",
+            etcd_plan::voters(etcd),
+            etcd.places.len()
+        ));
+    }
+    if [Component::Manager.as_str(), Component::Etcd.as_str()].contains(&component(next)) {
         return None;
     }
     let chunkservers = seen
@@ -103,10 +130,14 @@ fn turn(seen: &Seen, zones: &[String], pod: &Pod) -> (u8, usize, String) {
         .as_ref()
         .and_then(|status| status.pod_ip.as_deref());
     match component(pod) {
+        "etcd" => {
+            let leader = seen.etcd.as_ref().and_then(etcd_plan::leader);
+            (0, usize::from(leader.as_ref() == Some(&name)), name)
+        }
         "manager" => {
             let leader = seen.status.as_ref().map_or("", |status| &status.leader);
             let leads = address == Some(host_of(leader));
-            (0, usize::from(leads), name)
+            (1, usize::from(leads), name)
         }
         "mds" => {
             let map = seen.status.as_ref().and_then(|status| status.map.as_ref());
@@ -115,12 +146,12 @@ fn turn(seen: &Seen, zones: &[String], pod: &Pod) -> (u8, usize, String) {
                     .iter()
                     .any(|rank| address == Some(host_of(&rank.address)))
             });
-            (1, usize::from(active), name)
+            (2, usize::from(active), name)
         }
         _ => {
             let zone = seen.server_of(pod).map(|server| &server.zone);
             let at = zones.iter().position(|known| Some(known) == zone);
-            (2, at.unwrap_or(zones.len()), name)
+            (3, at.unwrap_or(zones.len()), name)
         }
     }
 }

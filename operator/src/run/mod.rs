@@ -3,6 +3,8 @@
 mod apply;
 mod cluster;
 mod deletion;
+mod dumps;
+mod etcd;
 mod lease;
 mod manage;
 mod pass;

@@ -7,12 +7,13 @@ use kube::ResourceExt as _;
 use kube::runtime::events::EventType;
 
 use super::cluster::Memory;
-use super::{Context, Key, deletion, manage};
+use super::{Context, Key, deletion, dumps, etcd, manage};
 use crate::api::{ChunkStorageClass, ChunkserverPool, HitherCluster};
 use crate::check::{self, Refusal};
 use crate::conditions::{Said, stored};
 use crate::desired::{CLUSTER_LABEL, Component, World, desired, pool_set, pool_zones};
 use crate::error::Error;
+use crate::etcd::plan as etcd_plan;
 use crate::manager::Manager;
 use crate::rollout::{self, Rollout};
 use crate::scale::{self, Scale};
@@ -23,6 +24,8 @@ use crate::status::{self, Told};
 pub(super) enum After {
     /// Another one, in a while.
     Again,
+    /// Another one in a moment.
+    Soon,
     /// Nothing, until somebody makes something of that name.
     Nothing,
 }
@@ -65,6 +68,7 @@ pub(super) async fn pass(
     };
     let mut seen = look(context, key);
     ask_manager(cluster, memory, &mut seen).await;
+    let store = etcd::look(context, cluster, memory, &mut seen).await?;
     let mut blocked = None;
     if cluster.metadata.deletion_timestamp.is_some() {
         blocked = deletion::cluster(context, cluster, &wanted, &seen).await?;
@@ -80,14 +84,14 @@ pub(super) async fn pass(
     {
         context.finalizer(pool, POOL_FINALIZER, true).await?;
     }
-    let refused = check::cluster(cluster).err();
+    let refused = check::cluster(cluster).err().or(store.refused.clone());
     let plan = Plan {
         blocked,
         ..Plan::of(cluster, &wanted, &seen)
     };
     let mut failed = None;
     if refused.is_none() {
-        failed = act(context, cluster, &wanted, &seen, &plan, memory)
+        failed = act(context, cluster, &wanted, &seen, &plan, &store, memory)
             .await
             .err();
     }
@@ -97,10 +101,15 @@ pub(super) async fn pass(
             .event(cluster, EventType::Warning, "ApplyFailed", "Apply", &text)
             .await;
     }
+    seen.last_dump = dumps::last(context, cluster).await?;
     tell(context, cluster, &wanted, &seen, &plan, refused.as_ref()).await?;
     let told = manage::classes(context, cluster, &wanted, memory.manager.as_ref(), &seen).await;
     failed.map_or(Ok(()), Err)?;
     told?;
+    let etcd = &plan.etcd;
+    if etcd.step.is_some() || etcd.waiting.is_some() || etcd.lost.is_some() {
+        return Ok(After::Soon);
+    }
     Ok(After::Again)
 }
 
@@ -179,6 +188,8 @@ pub(super) struct Plan {
     rollout: Rollout,
     /// Why the cluster cannot go, if it is to.
     blocked: Option<Said>,
+    /// What is next with the members of a managed etcd.
+    etcd: etcd_plan::Plan,
 }
 
 impl Plan {
@@ -213,6 +224,7 @@ impl Plan {
             scale: scale::plan(seen, &replicas),
             rollout: rollout::plan(seen, &zones),
             blocked: None,
+            etcd: seen.etcd.as_ref().map(etcd_plan::plan).unwrap_or_default(),
         }
     }
 }
@@ -223,6 +235,7 @@ async fn act(
     wanted: &Wanted,
     seen: &Seen,
     plan: &Plan,
+    store: &etcd::Look,
     memory: &mut Memory,
 ) -> Result<(), Error> {
     let known = cluster
@@ -235,10 +248,17 @@ async fn act(
         provisioner: context.options.provisioner.clone(),
         replicas: plan.scale.replicas.clone(),
         disruption: status::disruption(seen),
+        etcd_is_whole: seen.etcd.as_ref().is_some_and(etcd_plan::is_whole),
+        certificates: store.certificates.clone(),
+        trust: store.trust.clone(),
+        operator: context.options.own_namespace.clone(),
     };
+    etcd::prepare(context, cluster, store, memory).await?;
     for object in desired(cluster, &plan.accepted, &world) {
         context.apply(&object, memory).await?;
     }
+    etcd::step(context, cluster, store, &plan.etcd, memory).await?;
+    dumps::end(context, cluster, memory).await?;
     shrink(context, wanted, seen, plan).await?;
     if let Some(manager) = &memory.manager
         && seen.status.is_some()
@@ -313,6 +333,11 @@ async fn tell(
         mut status,
         mut conditions,
     } = status::cluster(cluster, &plan.accepted, seen, &plan.rollout, refused);
+    if let Some(etcd) = &seen.etcd {
+        let told = status::etcd(cluster, etcd, &plan.etcd, seen.certificates_renewed_at);
+        status.etcd = Some(told.status);
+        conditions.extend(told.conditions);
+    }
     conditions.extend(plan.blocked.clone());
     let old = cluster.status.as_ref();
     let before = old.map_or(&[][..], |status| &status.conditions);

@@ -1,0 +1,54 @@
+//! The scheduled dumps of the metadata: when the last one succeeded, and their end.
+
+use k8s_openapi::api::batch::v1::CronJob;
+use kube::api::DeleteParams;
+use kube::{Api, ResourceExt as _};
+
+use super::Context;
+use super::cluster::Memory;
+use crate::api::HitherCluster;
+use crate::desired::dump_job;
+use crate::error::Error;
+
+/// When the last dump succeeded, if there are any.
+pub(super) async fn last(
+    context: &Context,
+    cluster: &HitherCluster,
+) -> Result<Option<String>, Error> {
+    if cluster.spec.metadata_store.dumps.is_none() {
+        return Ok(None);
+    }
+    let name = dump_job(&cluster.name_any());
+    let job = api(context, cluster).get_opt(&name).await;
+    let job = job.map_err(Error::kubernetes(format!("read {name}")))?;
+    let time = job.and_then(|job| job.status?.last_successful_time);
+    Ok(time.map(|time| time.0.to_string()))
+}
+
+/// Ends them, when they are no longer asked for.
+pub(super) async fn end(
+    context: &Context,
+    cluster: &HitherCluster,
+    memory: &mut Memory,
+) -> Result<(), Error> {
+    let generation = cluster.metadata.generation;
+    if cluster.spec.metadata_store.dumps.is_some() || memory.without_dumps == generation {
+        return Ok(());
+    }
+    let name = dump_job(&cluster.name_any());
+    match api(context, cluster)
+        .delete(&name, &DeleteParams::background())
+        .await
+    {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        Err(error) => return Err(Error::kubernetes(format!("delete {name}"))(error)),
+    }
+    memory.without_dumps = generation;
+    Ok(())
+}
+
+fn api(context: &Context, cluster: &HitherCluster) -> Api<CronJob> {
+    let namespace = cluster.namespace().unwrap_or_default();
+    Api::namespaced(context.client.clone(), &namespace)
+}
