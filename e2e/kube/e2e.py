@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cluster import collect
 from cluster.say import Failure, say
-from scenarios import reading, removal, serving, volumes
+from scenarios import metadata, reading, removal, serving, volumes
 from scenarios.installation import Installation
 from scenarios.scenario import Scenario
 
@@ -32,6 +32,7 @@ SCENARIOS: list[type[Scenario]] = [
     serving.MounterEnds,
     reading.ZoneLoss,
     volumes.ManyClaims,
+    metadata.MetadataMemberLost,
     removal.ClusterInUse,
     # Helm takes a release whose uninstall was refused for one that is going: nothing comes after it.
     removal.UninstallGuard,
