@@ -341,3 +341,30 @@ fn the_status_tells_of_the_members_of_etcd() {
     assert!(lost.message.ends_with(command), "{}", lost.message);
     assert_eq!(of(&seen, "MetadataMembers").status, Some(false));
 }
+
+#[test]
+fn a_zone_may_be_lost_when_a_majority_of_etcds_members_is_elsewhere() {
+    let mut seen = seen(&["a", "b"]);
+    with_etcd(&mut seen);
+    let told = |seen: &Seen, zones: serde_json::Value| {
+        let cluster: crate::api::HitherCluster = serde_json::from_value(json!({
+            "apiVersion": "hither.dev/v1alpha1",
+            "kind": "HitherCluster",
+            "metadata": {"name": "demo"},
+            "spec": {"zones": zones, "metadataStore": {"managedEtcd": {"storage": {"emptyDir": {}}}}},
+        }))
+        .unwrap();
+        let told = status::cluster(&cluster, &[], seen, &rollout::Rollout::default(), None);
+        let mut conditions = told.conditions.into_iter();
+        let one = conditions
+            .find(|one| one.type_ == "ZoneLossTolerated")
+            .unwrap();
+        (one.status, one.reason)
+    };
+    let two = json!([{"name": "a"}, {"name": "b"}]);
+    let three = json!([{"name": "a"}, {"name": "b"}, {"name": "c"}]);
+    assert_eq!(told(&seen, two), (Some(false), "MetadataInTwoZones"));
+    assert_eq!(told(&seen, three.clone()), (Some(true), "CopiesElsewhere"));
+    seen.etcd.as_mut().unwrap().places[1].said = None;
+    assert_eq!(told(&seen, three), (Some(false), "MetadataMembersMissing"));
+}

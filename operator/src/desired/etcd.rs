@@ -215,7 +215,7 @@ fn admission(cluster: &HitherCluster, etcd: &ManagedEtcd, world: &World) -> Cont
         args: Some(args),
         env: Some(vec![from_field("POD_NAME", "metadata.name")]),
         volume_mounts: Some(mounts),
-        ..container(cluster, world)
+        ..container(cluster, etcd, world)
     }
 }
 
@@ -246,17 +246,18 @@ fn member(cluster: &HitherCluster, etcd: &ManagedEtcd, world: &World) -> Contain
         readiness_probe: probe("/readyz", 5, 2),
         liveness_probe: probe("/livez", 20, 6),
         startup_probe: probe("/livez", 2, 300),
-        resources: etcd.pods.resources.clone(),
         volume_mounts: Some(mounts(etcd)),
-        ..container(cluster, world)
+        ..container(cluster, etcd, world)
     }
 }
 
-fn container(cluster: &HitherCluster, world: &World) -> Container {
+fn container(cluster: &HitherCluster, etcd: &ManagedEtcd, world: &World) -> Container {
     let spec = &cluster.spec;
     Container {
         image: Some(spec.image.clone().unwrap_or(world.image.clone())),
         image_pull_policy: spec.image_pull_policy.clone(),
+        // One runs after the other: a pod takes them once.
+        resources: etcd.pods.resources.clone(),
         security_context: Some(container_security()),
         ..Container::default()
     }
