@@ -61,6 +61,8 @@ pub fn certificate_names(cluster: &HitherCluster) -> Names {
         hosts: vec![
             format!("*.{}", peers_domain(cluster)),
             members_host(cluster),
+            // Who forwards a port to look inside.
+            "localhost".into(),
         ],
         member,
     }
