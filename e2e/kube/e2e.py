@@ -18,7 +18,9 @@ from pathlib import Path
 
 from cluster import collect
 from cluster.say import Failure, say
-from scenarios import classes, clusters, nodes, reading, removal, serving, topology, upgrade, volumes
+from scenarios import (
+    classes, clusters, metadata, nodes, reading, removal, serving, topology, upgrade, volumes,
+)
 from scenarios.installation import Installation
 from scenarios.scenario import Scenario
 
@@ -41,6 +43,7 @@ SCENARIOS: list[type[Scenario]] = [
     clusters.TwoClusters,
     clusters.EtcdStore,
     upgrade.EtcdUpgrade,
+    metadata.MetadataMemberLost,
     removal.ClusterInUse,
     # Helm takes a release whose uninstall was refused for one that is going: nothing comes after it.
     removal.UninstallGuard,

@@ -222,3 +222,131 @@ fn evictions_are_allowed_where_they_cost_nothing_more() {
     seen.status = None;
     assert_eq!(status::disruption(&seen), Disruption::Nobody);
 }
+
+/// Adds three members of etcd that vote and answer; the first leads.
+pub(crate) fn with_etcd(seen: &mut Seen) {
+    use crate::etcd::plan::{Member, Place, Said, World};
+    let one = |at: u64| {
+        let (pod, peer) = (format!("demo-etcd-{at}"), format!("https://e-{at}:2380"));
+        let place = Place {
+            pod: pod.clone(),
+            peer: peer.clone(),
+            waits: false,
+            said: Some(Said {
+                id: at + 1,
+                leader: 1,
+                ..Said::default()
+            }),
+        };
+        let member = Member {
+            id: at + 1,
+            name: pod,
+            peer,
+            learner: false,
+        };
+        (place, member)
+    };
+    let (places, members): (Vec<Place>, Vec<Member>) = (0..3).map(one).unzip();
+    seen.etcd = Some(World {
+        established: true,
+        places,
+        members: Some(members),
+        ..World::default()
+    });
+    for at in 0..3 {
+        let mut pod = pod("demo-etcd", at, &format!("10.0.1.{at}"), "old");
+        let labels = pod.metadata.labels.as_mut().unwrap();
+        labels.insert("app.kubernetes.io/component".into(), "etcd".into());
+        seen.pods.push(pod);
+    }
+    seen.sets.push(stateful_set("demo-etcd", 3));
+}
+
+#[test]
+fn members_of_etcd_are_replaced_first_and_the_leader_last_of_them() {
+    let mut seen = seen(&["a", "b"]);
+    with_etcd(&mut seen);
+    outdated(&mut seen);
+    let zones = ["a".to_owned(), "b".to_owned()];
+    let plan = rollout::plan(&seen, &zones);
+    assert_eq!(plan.replace.as_deref(), Some("demo-etcd-1"));
+    let order: Vec<&str> = plan.outdated.iter().map(String::as_str).collect();
+    assert_eq!(order[..3], ["demo-etcd-1", "demo-etcd-2", "demo-etcd-0"]);
+}
+
+#[test]
+fn nothing_is_replaced_while_a_member_of_etcd_has_no_vote() {
+    let mut seen = seen(&["a", "b"]);
+    with_etcd(&mut seen);
+    outdated(&mut seen);
+    let etcd = seen.etcd.as_mut().unwrap();
+    etcd.members.as_mut().unwrap()[2].learner = true;
+    let plan = rollout::plan(&seen, &["a".into(), "b".into()]);
+    assert_eq!(plan.replace, None);
+    assert!(
+        plan.waiting
+            .unwrap()
+            .contains("2 of 3 members of etcd vote")
+    );
+}
+
+#[test]
+fn a_member_of_etcd_that_does_not_work_is_replaced_only_while_the_others_agree() {
+    let mut seen = seen(&["a", "b"]);
+    with_etcd(&mut seen);
+    outdated(&mut seen);
+    let broken = seen
+        .pods
+        .iter_mut()
+        .find(|pod| pod.metadata.name.as_deref() == Some("demo-etcd-2"));
+    broken.unwrap().status.as_mut().unwrap().conditions = None;
+    let etcd = |seen: &mut Seen| seen.etcd.take().unwrap();
+    let mut world = etcd(&mut seen);
+    world.places[2].said = None;
+    seen.etcd = Some(world);
+    let zones = ["a".to_owned(), "b".to_owned()];
+    assert_eq!(
+        rollout::plan(&seen, &zones).replace.as_deref(),
+        Some("demo-etcd-2")
+    );
+    let mut world = etcd(&mut seen);
+    (world.places[0].said, world.members) = (None, None);
+    seen.etcd = Some(world);
+    assert_eq!(rollout::plan(&seen, &zones).replace, None);
+}
+
+#[test]
+fn the_status_tells_of_the_members_of_etcd() {
+    use crate::etcd::plan::plan;
+    let cluster: crate::api::HitherCluster = serde_json::from_value(json!({
+        "apiVersion": "hither.dev/v1alpha1",
+        "kind": "HitherCluster",
+        "metadata": {"name": "demo", "namespace": "files"},
+        "spec": {"zones": [{"name": "a"}], "metadataStore": {}},
+    }))
+    .unwrap();
+    let mut seen = seen(&["a"]);
+    with_etcd(&mut seen);
+    let of = |seen: &Seen, type_: &str| {
+        let world = seen.etcd.as_ref().unwrap();
+        let told = status::etcd(&cluster, world, &plan(world), None);
+        let mut conditions = told.conditions.into_iter();
+        conditions.find(|one| one.type_ == type_).unwrap()
+    };
+    assert_eq!(of(&seen, "MetadataQuorumLost").status, Some(false));
+    assert_eq!(of(&seen, "MetadataMembers").status, Some(true));
+    let world = seen.etcd.as_mut().unwrap();
+    world.members = None;
+    world.places[0].said = None;
+    world.places[1].said = None;
+    let lost = of(&seen, "MetadataQuorumLost");
+    assert_eq!(lost.status, Some(true));
+    assert!(
+        lost.message.contains("1 of 3 members answer"),
+        "{}",
+        lost.message
+    );
+    let command = "kubectl annotate -n files hc demo hither.dev/restart-etcd-from=demo-etcd-2";
+    assert!(lost.message.ends_with(command), "{}", lost.message);
+    assert_eq!(of(&seen, "MetadataMembers").status, Some(false));
+}

@@ -42,6 +42,14 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// A member of a managed etcd refused, or did not answer.
+    #[error("etcd: {what}: {reason}")]
+    Etcd {
+        /// What was asked.
+        what: &'static str,
+        /// Why not.
+        reason: String,
+    },
     /// The lease was lost: another operator is at work.
     #[error("another operator has the lease")]
     NotLeader,
@@ -92,7 +100,9 @@ impl Error {
         match self {
             Self::Kubernetes { source, .. } => matches!(**source, kube::Error::Api(_)),
             Self::NameConflict { .. } | Self::Several { .. } => true,
-            Self::Manager { .. } | Self::Silent { .. } | Self::NotLeader => false,
+            Self::Manager { .. } | Self::Etcd { .. } | Self::Silent { .. } | Self::NotLeader => {
+                false
+            }
         }
     }
 

@@ -10,6 +10,7 @@ pub mod conditions;
 pub mod crds;
 pub mod desired;
 pub mod error;
+pub mod etcd;
 pub mod labels;
 pub mod manager;
 pub mod quantity;

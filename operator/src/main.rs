@@ -1,9 +1,11 @@
 //! `hither-operator`: keeps Hither clusters as their custom resources say.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
+use hither_operator::etcd::member;
 use hither_operator::run::{self, Options};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -24,10 +26,12 @@ enum Command {
     Crds {
         /// Write each into a file of this directory instead
         #[arg(long)]
-        dir: Option<std::path::PathBuf>,
+        dir: Option<PathBuf>,
     },
     /// Print every field of the custom resources as a page
     Fields,
+    /// Let the etcd of a metadata store's member start where it may; runs in its pod
+    Member(Member),
     /// Fail while a cluster or a volume of one exists: asked before the operator is uninstalled
     Guard,
 }
@@ -54,6 +58,46 @@ struct Run {
     probes: SocketAddr,
 }
 
+#[derive(Debug, Args)]
+struct Member {
+    /// Name of the member
+    #[arg(long)]
+    name: String,
+    /// Names of all members
+    #[arg(long, value_delimiter = ',')]
+    members: Vec<String>,
+    /// What follows a member's name in its host name
+    #[arg(long)]
+    domain: String,
+    /// What tells this etcd from others
+    #[arg(long)]
+    token: String,
+    /// Common name of the members' certificates
+    #[arg(long)]
+    subject: String,
+    /// Directory of the volume
+    #[arg(long)]
+    dir: PathBuf,
+    /// Directory with the ConfigMap that says whether the members have begun
+    #[arg(long)]
+    state: PathBuf,
+    /// Directory with ca.crt, tls.crt and tls.key
+    #[arg(long)]
+    tls: PathBuf,
+    /// Bytes at which etcd takes no more changes
+    #[arg(long)]
+    quota_bytes: u64,
+    /// Where etcd's configuration is written
+    #[arg(long)]
+    out: PathBuf,
+    /// File that is there once it was told that there is no data
+    #[arg(long)]
+    told: PathBuf,
+    /// Where the container's last message is written
+    #[arg(long, default_value = "/dev/termination-log")]
+    message: PathBuf,
+}
+
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Crds { dir } => {
@@ -74,15 +118,45 @@ fn main() -> anyhow::Result<()> {
             let client = client().await?;
             run::guard(client).await
         }),
+        Command::Member(of) => {
+            log();
+            let options = member::Options {
+                name: of.name,
+                members: of.members,
+                domain: of.domain,
+                token: of.token,
+                subject: of.subject,
+                dir: of.dir,
+                state: of.state,
+                tls: of.tls,
+                quota_bytes: of.quota_bytes,
+                out: of.out,
+                told: of.told,
+                message: of.message,
+            };
+            runtime()?.block_on(async {
+                crypto();
+                member::admit(&options).await
+            })
+        }
         Command::Run(run) => {
-            let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-            tracing_subscriber::fmt()
-                .with_env_filter(filter)
-                .with_writer(std::io::stderr)
-                .init();
+            log();
             runtime()?.block_on(serve(run))
         }
     }
+}
+
+fn log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+}
+
+fn crypto() {
+    // A second provider would be a mistake in what this program is built from.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
@@ -91,8 +165,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 async fn client() -> anyhow::Result<kube::Client> {
-    // A second provider would be a mistake in what this program is built from.
-    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    crypto();
     kube::Client::try_default()
         .await
         .context("find the API server")

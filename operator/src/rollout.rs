@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
 use crate::desired::Component;
+use crate::etcd::plan::{self as etcd_plan, Place};
 use crate::seen::{Seen, component, is_at, is_ready, is_up, title};
 
 /// How far a change of templates has come.
@@ -18,7 +19,7 @@ pub struct Rollout {
     pub waiting: Option<String>,
 }
 
-/// Decides it: managers, then standby metadata servers, then the active one, then chunkservers zone
+/// Decides it: members of etcd, managers, then standby metadata servers, then the active one, then chunkservers zone
 /// by zone in the given order; one pod at a time, and a chunkserver only while all copies are there.
 #[must_use]
 pub fn plan(seen: &Seen, zones: &[String]) -> Rollout {
@@ -52,6 +53,9 @@ pub fn plan(seen: &Seen, zones: &[String]) -> Rollout {
 fn is_broken(seen: &Seen, pod: &Pod) -> bool {
     if is_ready(pod) {
         return false;
+    }
+    if component(pod) == Component::Etcd.as_str() {
+        return may_be_ended(seen, pod);
     }
     if component(pod) == Component::Chunkserver.as_str() {
         return runs_nothing(pod) && is_missed_by_nobody(seen, pod);
@@ -111,6 +115,20 @@ fn is_alone(seen: &Seen, pod: &Pod) -> bool {
     set.and_then(|spec| spec.replicas) == Some(1)
 }
 
+/// A member of etcd is ended only while the others agree without it.
+fn may_be_ended(seen: &Seen, pod: &Pod) -> bool {
+    let Some(etcd) = seen.etcd.as_ref() else {
+        return true;
+    };
+    let name = pod.name_any();
+    let answers = |place: &Place| place.said.is_some();
+    let others_answer = etcd
+        .places
+        .iter()
+        .all(|place| place.pod == name || answers(place));
+    !etcd.established || etcd.members.is_some() && others_answer
+}
+
 fn obstacle(seen: &Seen, next: &Pod) -> Option<String> {
     for set in &seen.sets {
         let wanted = set
@@ -127,7 +145,16 @@ fn obstacle(seen: &Seen, next: &Pod) -> Option<String> {
             ));
         }
     }
-    if component(next) == Component::Manager.as_str() {
+    if let Some(etcd) = &seen.etcd
+        && !etcd_plan::is_whole(etcd)
+    {
+        return Some(format!(
+            "{} of {} members of etcd vote",
+            etcd_plan::voters(etcd),
+            etcd.places.len()
+        ));
+    }
+    if [Component::Manager.as_str(), Component::Etcd.as_str()].contains(&component(next)) {
         return None;
     }
     let chunkservers = seen
@@ -180,15 +207,19 @@ fn incomplete(seen: &Seen) -> Option<String> {
 fn turn(seen: &Seen, zones: &[String], pod: &Pod) -> (u8, usize, String) {
     let name = pod.name_any();
     match component(pod) {
+        "etcd" => {
+            let leader = seen.etcd.as_ref().and_then(etcd_plan::leader);
+            (0, usize::from(leader.as_ref() == Some(&name)), name)
+        }
         "manager" => {
             let leader = seen.status.as_ref().map_or("", |status| &status.leader);
-            (0, usize::from(is_at(pod, leader)), name)
+            (1, usize::from(is_at(pod, leader)), name)
         }
         "mds" => {
             let map = seen.status.as_ref().and_then(|status| status.map.as_ref());
             let active =
                 map.is_some_and(|map| map.ranks.iter().any(|rank| is_at(pod, &rank.address)));
-            (1, usize::from(active), name)
+            (2, usize::from(active), name)
         }
         _ => {
             let named = || seen.servers_named(&name).next();
@@ -197,7 +228,7 @@ fn turn(seen: &Seen, zones: &[String], pod: &Pod) -> (u8, usize, String) {
                 .or_else(named)
                 .map(|server| &server.zone);
             let at = zones.iter().position(|known| Some(known) == zone);
-            (2, at.unwrap_or(zones.len()), name)
+            (3, at.unwrap_or(zones.len()), name)
         }
     }
 }

@@ -10,6 +10,7 @@ use kube::ResourceExt as _;
 
 use crate::api::GroupHealth;
 use crate::desired::{COMPONENT_LABEL, ZONE_KEY};
+use crate::etcd;
 
 /// What was seen of one cluster.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +25,12 @@ pub struct Seen {
     pub silence: Option<String>,
     /// Chunkservers that the pools' statuses say the operator empties.
     pub drained: BTreeSet<u64>,
+    /// The members of a managed etcd.
+    pub etcd: Option<etcd::plan::World>,
+    /// When its certificates are renewed.
+    pub certificates_renewed_at: Option<jiff::Timestamp>,
+    /// When the last scheduled dump of the metadata succeeded.
+    pub last_dump: Option<String>,
 }
 
 impl Seen {
@@ -308,6 +315,17 @@ pub fn is_ready(pod: &Pod) -> bool {
             all.iter()
                 .any(|one| one.type_ == "Ready" && one.status == "True")
         })
+}
+
+/// Whether a container of a pod runs.
+#[must_use]
+pub fn container_runs(pod: &Pod, name: &str) -> bool {
+    let status = pod.status.as_ref();
+    let all = status.and_then(|status| status.container_statuses.as_ref());
+    all.into_iter().flatten().any(|container| {
+        let state = container.state.as_ref();
+        container.name == name && state.is_some_and(|state| state.running.is_some())
+    })
 }
 
 /// A pod's component.

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hither_proto::manager::ClusterStatus;
 use hither_proto::map::Chunkserver;
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use crate::api::{
-    ChunkserverPool, ChunkserverPoolStatus, GroupHealth, HitherCluster, HitherClusterStatus,
-    ZoneStatus,
+    ChunkserverPool, ChunkserverPoolStatus, EtcdStatus, GroupHealth, HitherCluster,
+    HitherClusterStatus, ZoneStatus,
 };
 use crate::check::Refusal;
 use crate::conditions::{Said, said};
@@ -16,6 +17,7 @@ use crate::desired::{
     Component, Disruption, manager_address, manager_replicas, pool_set, pool_zones, standbys,
     wanted_labels,
 };
+use crate::etcd::plan::{self, Plan, World};
 use crate::rollout::Rollout;
 use crate::scale::Scale;
 use crate::seen::{Seen, component, is_ready, is_up, title};
@@ -85,6 +87,8 @@ pub fn cluster(
             groups_whole: groups.map(|groups| format!("{}/{}", groups.whole, groups.total)),
             groups,
             zones,
+            last_dump: seen.last_dump.clone(),
+            etcd: None,
         },
         conditions,
     }
@@ -102,6 +106,95 @@ pub fn not_applied(conditions: &mut [Said], why: &str) {
         };
         *condition = said;
     }
+}
+
+/// The members of a managed etcd.
+#[must_use]
+pub fn etcd(
+    cluster: &HitherCluster,
+    world: &World,
+    plan: &Plan,
+    renewed_at: Option<Timestamp>,
+) -> Told<EtcdStatus> {
+    let voters = plan::voters(world);
+    let members = format!("{voters}/{}", world.places.len());
+    let fullest = plan::fullest(world);
+    // A status that changed with every byte would be written with every look.
+    let mebibytes = |bytes: i64| bytes >> 20 << 20;
+    let quota = fullest.map_or(0, |said| said.quota_bytes);
+    let lost = "MetadataQuorumLost";
+    let quorum = match &plan.lost {
+        Some(why) => said(
+            lost,
+            true,
+            "NoQuorum",
+            format!("{why}. {}", how_to_go_on(cluster, world)),
+        ),
+        None if world.established => said(lost, false, "Quorum", ""),
+        None => said(lost, false, "NotBegun", ""),
+    };
+    let all = match (&plan.waiting, &plan.lost) {
+        (Some(why), _) if plan.step.is_some() => ("Changing", why.clone()),
+        (Some(why), _) => ("Waiting", why.clone()),
+        (None, Some(_)) => ("NoQuorum", String::new()),
+        (None, None) => ("AllVote", format!("{members} members vote")),
+    };
+    let used = fullest.map_or(0, |said| said.used_bytes);
+    let low = if plan::space_is_low(world) {
+        let what = if world.full {
+            "etcd is full and takes no changes"
+        } else {
+            "little room is left"
+        };
+        let text = format!(
+            "{what}: of {} bytes {} are in use, in a file of {}",
+            quota,
+            mebibytes(used),
+            mebibytes(fullest.map_or(0, |said| said.file_bytes))
+        );
+        said(
+            "MetadataSpaceLow",
+            true,
+            if world.full { "Full" } else { "NearlyFull" },
+            text,
+        )
+    } else {
+        said("MetadataSpaceLow", false, "RoomLeft", "")
+    };
+    Told {
+        status: EtcdStatus {
+            members,
+            leader: plan::leader(world),
+            file_bytes: mebibytes(fullest.map_or(0, |said| said.file_bytes)),
+            used_bytes: mebibytes(used),
+            quota_bytes: quota,
+            certificates_renewed_at: renewed_at.map(|at| at.to_string()),
+        },
+        conditions: vec![
+            quorum,
+            said("MetadataMembers", plan::is_whole(world), all.0, all.1),
+            low,
+        ],
+    }
+}
+
+/// What people can do without a quorum.
+fn how_to_go_on(cluster: &HitherCluster, world: &World) -> String {
+    // Whoever answers has its data; of the others it is not known.
+    let mut with_data: Vec<&plan::Place> =
+        world.places.iter().filter(|place| !place.waits).collect();
+    with_data.sort_by_key(|place| place.said.is_none());
+    let Some(place) = with_data.first() else {
+        return "Nothing is changed until enough members answer".into();
+    };
+    let namespace = cluster.metadata.namespace.clone().unwrap_or_default();
+    format!(
+        "Nothing is changed until enough members answer: bring their pods back. If they are lost \
+         for good, go on with what one of them has, and without what only the others have: \
+         kubectl annotate -n {namespace} hc {} hither.dev/restart-etcd-from={}",
+        cluster.name_any(),
+        place.pod
+    )
 }
 
 fn zones(cluster: &HitherCluster, pools: &[ChunkserverPool], seen: &Seen) -> Vec<ZoneStatus> {
@@ -276,6 +369,16 @@ fn zone_loss(cluster: &HitherCluster, seen: &Seen) -> Said {
     if cluster.spec.metadata_store.embedded.is_some() {
         let text = "the metadata is in the one manager: losing its zone stops the cluster";
         return said(name, false, "EmbeddedStore", text);
+    }
+    if let Some(etcd) = &seen.etcd {
+        if cluster.spec.zones.len() == 2 {
+            let text = "two of etcd's three members are in one zone: losing it stops the cluster";
+            return said(name, false, "MetadataInTwoZones", text);
+        }
+        if !plan::is_whole(etcd) {
+            let text = format!("{} of 3 members of etcd vote", plan::voters(etcd));
+            return said(name, false, "MetadataMembersMissing", text);
+        }
     }
     if seen.status.is_none() {
         return said(name, None, "ManagerUnreachable", "");

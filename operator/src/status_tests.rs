@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::api::HitherCluster;
 use crate::conditions::{Said, said};
-use crate::decisions_tests::{labels, members, pod, seen, server};
+use crate::decisions_tests::{labels, members, pod, seen, server, with_etcd};
 use crate::desired::ZONE_KEY;
 use crate::rollout::Rollout;
 use crate::seen::Seen;
@@ -120,4 +120,29 @@ fn what_could_not_be_applied_is_not_told_as_done() {
         let expected = said(type_, status, "ApplyFailed", "apply StatefulSet/x: quota");
         assert_eq!(of(&said_before, type_), Some(expected));
     }
+}
+
+#[test]
+fn with_a_managed_etcd_most_of_its_members_have_to_be_elsewhere() {
+    let spread = [
+        ("manager", "a"),
+        ("manager", "b"),
+        ("mds", "a"),
+        ("mds", "b"),
+    ];
+    let mut seen = with_pods(&spread);
+    with_etcd(&mut seen);
+    let over = |zones: &[&str]| {
+        let zones: Vec<Value> = zones.iter().map(|zone| json!({"name": zone})).collect();
+        let store = json!({"managedEtcd": {"storage": {"emptyDir": {}}}});
+        cluster(&json!({"zones": zones, "metadataStore": store}))
+    };
+    let (two, three) = (over(&["a", "b"]), over(&["a", "b", "c"]));
+    assert_eq!(zone_loss(&two, &seen), (Some(false), "MetadataInTwoZones"));
+    assert_eq!(zone_loss(&three, &seen), (Some(true), "CopiesElsewhere"));
+    seen.etcd.as_mut().unwrap().places[1].said = None;
+    assert_eq!(
+        zone_loss(&three, &seen),
+        (Some(false), "MetadataMembersMissing")
+    );
 }

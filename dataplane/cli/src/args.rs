@@ -175,6 +175,9 @@ pub(crate) struct Manager {
     /// etcd endpoints, separated by commas, instead of the embedded store
     #[arg(long)]
     pub(crate) etcd: Option<String>,
+    /// Directory with ca.crt and, if etcd asks for one, tls.crt and tls.key: TLS with etcd
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) etcd_tls: Option<PathBuf>,
     /// Address to listen at
     #[arg(long)]
     pub(crate) listen: Option<String>,
@@ -207,6 +210,9 @@ pub(crate) struct Mds {
     /// etcd endpoints, separated by commas
     #[arg(long)]
     pub(crate) etcd: Option<String>,
+    /// Directory with ca.crt and, if etcd asks for one, tls.crt and tls.key: TLS with etcd
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) etcd_tls: Option<PathBuf>,
     /// Address to listen at
     #[arg(long)]
     pub(crate) listen: Option<String>,
@@ -397,16 +403,25 @@ fn size(text: &str) -> Result<u64, String> {
 pub(crate) enum Meta {
     /// Write the whole metadata store to a file, while the cluster serves
     Dump {
-        /// File to write
+        /// File to write; in a directory a new one, named by the time
         file: PathBuf,
+        /// Of the files so named, keep this many; the oldest go once the new one is there
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+        keep: Option<u32>,
     },
-    /// Fill an empty embedded store from a file
+    /// Fill an empty store from a file
     Load {
         /// File to read
         file: PathBuf,
-        /// Directory of the store
+        /// Directory of the embedded store
+        #[arg(long, required_unless_present = "etcd", conflicts_with = "etcd")]
+        dir: Option<PathBuf>,
+        /// etcd endpoints, separated by commas, instead of the embedded store
         #[arg(long)]
-        dir: PathBuf,
+        etcd: Option<String>,
+        /// Directory with ca.crt and, if etcd asks for one, tls.crt and tls.key: TLS with etcd
+        #[arg(long, value_name = "DIRECTORY", requires = "etcd")]
+        etcd_tls: Option<PathBuf>,
     },
 }
 

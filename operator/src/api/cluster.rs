@@ -133,9 +133,9 @@ pub struct Distance {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("[has(self.embedded), has(self.etcd)].filter(x, x).size() == 1")
-        .message("give exactly one of embedded and etcd; an etcd that the operator runs itself does not exist yet"),
-    validation = Rule::new("has(self.embedded) == has(oldSelf.embedded)")
+    validation = Rule::new("[has(self.embedded), has(self.managedEtcd), has(self.etcd)].filter(x, x).size() == 1")
+        .message("give exactly one of embedded, managedEtcd and etcd"),
+    validation = Rule::new("has(self.embedded) == has(oldSelf.embedded) && has(self.managedEtcd) == has(oldSelf.managedEtcd)")
         .message("the kind of metadata store cannot be changed: dump the metadata and load it into a new cluster")
 )]
 pub struct MetadataStore {
@@ -143,9 +143,32 @@ pub struct MetadataStore {
     /// is back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedded: Option<EmbeddedStore>,
+    /// In an etcd of three members that the operator runs over the zones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub managed_etcd: Option<ManagedEtcd>,
     /// In an etcd that exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdStore>,
+    /// Dumps of the metadata, at given times.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dumps: Option<Dumps>,
+}
+
+/// Dumps of the metadata, written by `hither meta dump` and read by `hither meta load`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Dumps {
+    /// When: in the form of a CronJob, such as `0 * * * *` for every hour.
+    #[schemars(length(min = 1, max = 100))]
+    #[x_kube(validation = Rule::new("self.matches('^(@(hourly|daily|weekly|monthly)|[^ ]+( [^ ]+){4})$')").message("a schedule has five fields (minute, hour, day, month, weekday), or is @hourly, @daily, @weekly or @monthly"))]
+    pub schedule: String,
+    /// The claim they are written to; it is yours, and stays.
+    #[schemars(length(min = 1, max = 253))]
+    pub claim_name: String,
+    /// How many stay.
+    #[serde(default = "dumps_kept")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub keep: i32,
 }
 
 /// The embedded metadata store.
@@ -158,14 +181,46 @@ pub struct EmbeddedStore {
     pub storage: Storage,
 }
 
+/// An etcd that the operator runs: three members, one in each zone as far as there are zones, that
+/// talk with TLS among themselves and with the servers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ManagedEtcd {
+    /// The volume of each member. With `emptyDir` a member whose pod goes has lost its data, and two
+    /// at once are the loss of all metadata: for tests only.
+    #[x_kube(validation = Rule::new("!has(self.hostPath)").message("a member has to keep its volume: give claim, or emptyDir for a test"))]
+    #[x_kube(validation = Rule::new("!has(self.claim) || self.claim.disks == 1").message("a member is on one volume: leave disks out"))]
+    pub storage: Storage,
+    /// How their pods run.
+    #[serde(default)]
+    pub pods: PodSettings,
+}
+
 /// An etcd that exists; nothing else may use keys that begin with `hither/`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.endpoints.all(e, e.startsWith('https://') == has(self.tls))")
+        .message("endpoints begin with https:// if tls is given, and with http:// if not")
+)]
 pub struct EtcdStore {
-    /// Addresses of its members, `http://HOST:PORT`.
+    /// Addresses of its members, `http://HOST:PORT`, with `tls` `https://HOST:PORT`.
     #[schemars(length(min = 1, max = 9), inner(length(max = 300)))]
-    #[x_kube(validation = Rule::new("self.all(e, e.matches('^http://[^/ ,:]+:[0-9]+$'))").message("an endpoint is http://HOST:PORT; the servers do not speak TLS with etcd yet"))]
+    #[x_kube(validation = Rule::new("self.all(e, e.matches('^https?://[^/ ,:]+:[0-9]+$'))").message("an endpoint is http://HOST:PORT or https://HOST:PORT"))]
     pub endpoints: Vec<String>,
+    /// TLS with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<EtcdTls>,
+}
+
+/// Certificates for TLS with an etcd that exists.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EtcdTls {
+    /// Secret with `ca.crt`, and, if etcd asks for a certificate, `tls.crt` and `tls.key`; when it
+    /// changes, managers and metadata servers are replaced one after the other.
+    #[schemars(length(min = 1, max = 253))]
+    pub secret_name: String,
 }
 
 /// The managers.
@@ -202,7 +257,8 @@ pub struct HitherClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// `Ready`, `Progressing`, `Degraded`, `DataAtRisk`, `ZoneLossTolerated`, `Upgrading`,
-    /// `Accepted`, `DeletionBlocked`.
+    /// `Accepted`, `DeletionBlocked`; with `managedEtcd` also `MetadataQuorumLost`,
+    /// `MetadataMembers` and `MetadataSpaceLow`.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]
     pub conditions: Vec<Condition>,
@@ -227,10 +283,36 @@ pub struct HitherClusterStatus {
     /// Placement groups by health.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<GroupHealth>,
+    /// When the last of the scheduled dumps succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_dump: Option<String>,
+    /// The members of a `managedEtcd`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<EtcdStatus>,
     /// Each zone.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".to_string()]))]
     pub zones: Vec<ZoneStatus>,
+}
+
+/// A managed etcd as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EtcdStatus {
+    /// Members that vote and answer, of three.
+    pub members: String,
+    /// Pod of the member that leads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leader: Option<String>,
+    /// Bytes of the largest member's file, in steps of a MiB.
+    pub file_bytes: i64,
+    /// Bytes of it that hold something, in steps of a MiB.
+    pub used_bytes: i64,
+    /// Bytes at which etcd takes no more changes.
+    pub quota_bytes: i64,
+    /// When the certificates of members and servers are renewed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates_renewed_at: Option<String>,
 }
 
 /// Placement groups by health.
@@ -265,6 +347,10 @@ pub struct ZoneStatus {
     pub total_bytes: i64,
     /// Free bytes of their disks.
     pub free_bytes: i64,
+}
+
+fn dumps_kept() -> i32 {
+    24
 }
 
 fn session_lease() -> i32 {

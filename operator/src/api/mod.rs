@@ -22,8 +22,9 @@ pub use class::{
     ReclaimPolicy, VolumeBinding, VolumeDefaults,
 };
 pub use cluster::{
-    Distance, EmbeddedStore, EtcdStore, GroupHealth, HitherCluster, HitherClusterSpec,
-    HitherClusterStatus, Managers, MetadataServers, MetadataStore, Zone, ZoneStatus,
+    Distance, Dumps, EmbeddedStore, EtcdStatus, EtcdStore, EtcdTls, GroupHealth, HitherCluster,
+    HitherClusterSpec, HitherClusterStatus, ManagedEtcd, Managers, MetadataServers, MetadataStore,
+    Zone, ZoneStatus,
 };
 pub use pods::PodSettings;
 pub use pool::{

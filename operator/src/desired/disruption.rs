@@ -8,6 +8,7 @@ use kube::ResourceExt as _;
 use super::names::{
     Component, ZONE_LABEL, bounded, component_labels, match_labels, metadata, owner, selector, slug,
 };
+use super::store::is_etcd;
 use super::{Object, World, metadata as mds};
 use crate::api::HitherCluster;
 
@@ -31,7 +32,16 @@ pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
         match_labels(selector(&name, Component::Manager)),
         1,
     )];
-    if cluster.spec.metadata_store.etcd.is_some() && mds::standbys(cluster) > 0 {
+    if cluster.spec.metadata_store.managed_etcd.is_some() {
+        let pods = match_labels(selector(&name, Component::Etcd));
+        objects.push(budget(
+            cluster,
+            Component::Etcd,
+            pods,
+            i32::from(world.etcd_is_whole),
+        ));
+    }
+    if is_etcd(cluster) && mds::standbys(cluster) > 0 {
         let pods = match_labels(selector(&name, Component::Metadata));
         objects.push(budget(cluster, Component::Metadata, pods, 1));
     }

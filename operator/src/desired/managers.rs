@@ -12,6 +12,7 @@ use super::names::{
 };
 use super::network::{MANAGER_PORT, METADATA_PORT};
 use super::pod::{HOST_KEY, Server, ZONE_KEY};
+use super::store::{Store, store};
 use super::{Object, World, chunkservers};
 use crate::api::HitherCluster;
 
@@ -46,6 +47,9 @@ pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
         ..ConfigMap::default()
     };
     let pods = selector(&cluster.name_any(), Component::Manager);
+    let store = store(cluster, world);
+    let mut annotations = config_hash(&file);
+    annotations.extend(store.iter().flat_map(|store| store.annotations.clone()));
     let set = StatefulSet {
         metadata: metadata(cluster, name.clone(), labels.clone(), owner(cluster)),
         spec: Some(StatefulSetSpec {
@@ -56,10 +60,10 @@ pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(labels),
-                    annotations: Some(config_hash(&file)),
+                    annotations: Some(annotations),
                     ..ObjectMeta::default()
                 }),
-                spec: Some(server(cluster, world, name).spec()),
+                spec: Some(server(cluster, world, name, store).spec()),
             },
             volume_claim_templates: cluster
                 .spec
@@ -74,7 +78,12 @@ pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
     vec![Object::new(&config), Object::new(&set)]
 }
 
-fn server<'a>(cluster: &'a HitherCluster, world: &'a World, config: String) -> Server<'a> {
+fn server<'a>(
+    cluster: &'a HitherCluster,
+    world: &'a World,
+    config: String,
+    store: Option<Store>,
+) -> Server<'a> {
     let spec = &cluster.spec;
     let mut args = vec![
         format!("--listen=0.0.0.0:{MANAGER_PORT}"),
@@ -82,16 +91,16 @@ fn server<'a>(cluster: &'a HitherCluster, world: &'a World, config: String) -> S
     ];
     let mut ports = vec![("manager", MANAGER_PORT)];
     let (mut mounts, mut volumes) = (Vec::new(), Vec::new());
-    match (&spec.metadata_store.embedded, &spec.metadata_store.etcd) {
-        (Some(embedded), _) => {
-            args.push(format!("--dir={METADATA_DIR}/store"));
-            args.push(format!("--mds-listen=0.0.0.0:{METADATA_PORT}"));
-            ports.push(("metadata", METADATA_PORT));
-            mounts = chunkservers::mounts(&embedded.storage, "metadata", |_| METADATA_DIR.into());
-            volumes = chunkservers::volumes(&embedded.storage, "metadata");
-        }
-        (None, Some(etcd)) => args.push(format!("--etcd={}", etcd.endpoints.join(","))),
-        (None, None) => {}
+    if let Some(embedded) = &spec.metadata_store.embedded {
+        args.push(format!("--dir={METADATA_DIR}/store"));
+        args.push(format!("--mds-listen=0.0.0.0:{METADATA_PORT}"));
+        ports.push(("metadata", METADATA_PORT));
+        mounts = chunkservers::mounts(&embedded.storage, "metadata", |_| METADATA_DIR.into());
+        volumes = chunkservers::volumes(&embedded.storage, "metadata");
+    } else if let Some(store) = store {
+        args.extend(store.args);
+        mounts.extend(store.mounts);
+        volumes.extend(store.volumes);
     }
     let embedded = spec.metadata_store.embedded.is_some();
     Server {

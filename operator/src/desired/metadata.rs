@@ -11,6 +11,7 @@ use super::names::{
 };
 use super::network::{METADATA_PORT, READY_PORT};
 use super::pod::{Server, ZONE_KEY};
+use super::store::store;
 use super::{Object, World};
 use crate::api::HitherCluster;
 
@@ -22,12 +23,14 @@ pub fn standbys(cluster: &HitherCluster) -> i32 {
 }
 
 pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
-    let Some(etcd) = &cluster.spec.metadata_store.etcd else {
+    let Some(store) = store(cluster, world) else {
         return Vec::new();
     };
     let name = metadata_set(&cluster.name_any());
     let labels = component_labels(cluster, Component::Metadata);
     let file = "{}\n".to_owned();
+    let mut annotations = config_hash(&file);
+    annotations.extend(store.annotations);
     let config = ConfigMap {
         metadata: metadata(cluster, name.clone(), labels.clone(), owner(cluster)),
         data: Some([("mds.yaml".to_owned(), file.clone())].into()),
@@ -35,6 +38,14 @@ pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
     };
     let pods = selector(&cluster.name_any(), Component::Metadata);
     let zones = cluster.spec.zones.iter().map(|zone| zone.name.clone());
+    let mut args = vec!["--rank=0".to_owned()];
+    args.extend(store.args);
+    args.extend([
+        format!("--listen=0.0.0.0:{METADATA_PORT}"),
+        "--advertise=$(POD_IP)".into(),
+        format!("--ready-listen=0.0.0.0:{READY_PORT}"),
+        format!("--managers={}", manager_address(cluster)),
+    ]);
     let server = Server {
         cluster,
         world,
@@ -44,18 +55,11 @@ pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
             .as_ref()
             .map_or(&NO_SETTINGS, |mds| &mds.pods),
         role: "mds",
-        args: vec![
-            "--rank=0".into(),
-            format!("--etcd={}", etcd.endpoints.join(",")),
-            format!("--listen=0.0.0.0:{METADATA_PORT}"),
-            "--advertise=$(POD_IP)".into(),
-            format!("--ready-listen=0.0.0.0:{READY_PORT}"),
-            format!("--managers={}", manager_address(cluster)),
-        ],
+        args,
         ports: vec![("metadata", METADATA_PORT)],
         config: name.clone(),
-        mounts: Vec::new(),
-        volumes: Vec::new(),
+        mounts: store.mounts,
+        volumes: store.volumes,
         zones: zones.collect(),
         spread: (pods.clone(), ZONE_KEY),
         grace_seconds: 60,
@@ -71,7 +75,7 @@ pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(labels),
-                    annotations: Some(config_hash(&file)),
+                    annotations: Some(annotations),
                     ..ObjectMeta::default()
                 }),
                 spec: Some(server.spec()),

@@ -29,6 +29,10 @@ pub enum Component {
     Metadata,
     /// A chunkserver.
     Chunkserver,
+    /// A member of a managed etcd.
+    Etcd,
+    /// A dump of the metadata.
+    Dump,
 }
 
 impl Component {
@@ -39,6 +43,8 @@ impl Component {
             Self::Manager => "manager",
             Self::Metadata => "mds",
             Self::Chunkserver => "chunkserver",
+            Self::Etcd => "etcd",
+            Self::Dump => "dump",
         }
     }
 }
@@ -59,6 +65,48 @@ pub fn manager_service(cluster: &str) -> String {
 #[must_use]
 pub fn metadata_set(cluster: &str) -> String {
     format!("{cluster}-mds")
+}
+
+/// The StatefulSet of the members of a managed etcd, and the Service that finds one.
+#[must_use]
+pub fn etcd_set(cluster: &str) -> String {
+    format!("{cluster}-etcd")
+}
+
+/// The Service that names each member.
+#[must_use]
+pub fn etcd_peers(cluster: &str) -> String {
+    format!("{cluster}-etcd-peers")
+}
+
+/// The ConfigMap that says whether the members have begun.
+#[must_use]
+pub fn etcd_state(cluster: &str) -> String {
+    format!("{cluster}-etcd")
+}
+
+/// The secret with the authority of a managed etcd.
+#[must_use]
+pub fn etcd_authority_secret(cluster: &str) -> String {
+    format!("{cluster}-etcd-ca")
+}
+
+/// The secret with the certificate of the members.
+#[must_use]
+pub fn etcd_member_secret(cluster: &str) -> String {
+    format!("{cluster}-etcd-member")
+}
+
+/// The secret with the certificate of managers and metadata servers.
+#[must_use]
+pub fn etcd_client_secret(cluster: &str) -> String {
+    format!("{cluster}-etcd-client")
+}
+
+/// The CronJob that dumps the metadata.
+#[must_use]
+pub fn dump_job(cluster: &str) -> String {
+    format!("{cluster}-dump")
 }
 
 /// The secret for the CSI driver.
@@ -179,7 +227,8 @@ pub(crate) fn bounded(text: &str, bytes_max: usize) -> String {
 }
 
 /// Eight digits that stand for a text (FNV-1a).
-pub(crate) fn short_hash(text: &str) -> String {
+#[must_use]
+pub fn short_hash(text: &str) -> String {
     let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     });

@@ -3,7 +3,8 @@
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, Service, ServicePort, ServiceSpec};
 use k8s_openapi::api::networking::v1::{
-    NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec,
+    NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
+    NetworkPolicySpec,
 };
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -11,11 +12,12 @@ use kube::ResourceExt as _;
 
 use super::managers::manager_address;
 use super::names::{
-    Component, component_labels, csi_secret, labels, manager_service, match_labels, metadata,
-    owner, selector,
+    COMPONENT_LABEL, Component, component_labels, csi_secret, labels, manager_service,
+    match_labels, metadata, owner, selector,
 };
 use super::{Object, World};
 use crate::api::HitherCluster;
+use crate::etcd::{CLIENT_PORT, PEER_PORT};
 
 /// Port of the managers.
 pub(crate) const MANAGER_PORT: u16 = 7650;
@@ -54,13 +56,14 @@ pub(crate) fn services(cluster: &HitherCluster) -> Vec<Object> {
 
 /// Managers, metadata servers and chunkservers take what comes to their ports, from everywhere:
 /// mounts run in the network of their node.
-pub(crate) fn policies(cluster: &HitherCluster) -> Vec<Object> {
+pub(crate) fn policies(cluster: &HitherCluster, world: &World) -> Vec<Object> {
     let embedded = cluster.spec.metadata_store.embedded.is_some();
     let ports = |component| match component {
         Component::Manager if embedded => vec![MANAGER_PORT, METADATA_PORT],
         Component::Manager => vec![MANAGER_PORT],
         Component::Metadata => vec![METADATA_PORT],
         Component::Chunkserver => vec![DATA_PORT],
+        Component::Etcd | Component::Dump => Vec::new(),
     };
     let mut components = vec![Component::Manager, Component::Chunkserver];
     if !embedded {
@@ -87,7 +90,53 @@ pub(crate) fn policies(cluster: &HitherCluster) -> Vec<Object> {
         };
         Object::new(&policy)
     };
-    components.into_iter().map(one).collect()
+    let mut policies: Vec<Object> = components.into_iter().map(one).collect();
+    if cluster.spec.metadata_store.managed_etcd.is_some() {
+        policies.push(etcd_policy(cluster, world));
+    }
+    policies
+}
+
+/// The members of a managed etcd take managers, metadata servers, the operator and each other.
+fn etcd_policy(cluster: &HitherCluster, world: &World) -> Object {
+    let name = cluster.name_any();
+    let of = |component| NetworkPolicyPeer {
+        pod_selector: Some(match_labels(selector(&name, component))),
+        ..NetworkPolicyPeer::default()
+    };
+    let label = |key: &str, value: &str| match_labels([(key.into(), value.into())].into());
+    let operator = NetworkPolicyPeer {
+        namespace_selector: Some(label("kubernetes.io/metadata.name", &world.operator)),
+        pod_selector: Some(label(COMPONENT_LABEL, "operator")),
+        ..NetworkPolicyPeer::default()
+    };
+    let rule = |from, of: u16| NetworkPolicyIngressRule {
+        from: Some(from),
+        ports: Some(vec![port(of)]),
+    };
+    let clients = vec![
+        of(Component::Manager),
+        of(Component::Metadata),
+        of(Component::Etcd),
+        operator,
+    ];
+    Object::new(&NetworkPolicy {
+        metadata: metadata(
+            cluster,
+            format!("{name}-{}", Component::Etcd.as_str()),
+            component_labels(cluster, Component::Etcd),
+            owner(cluster),
+        ),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(match_labels(selector(&name, Component::Etcd))),
+            policy_types: Some(vec!["Ingress".into()]),
+            ingress: Some(vec![
+                rule(clients, CLIENT_PORT),
+                rule(vec![of(Component::Etcd)], PEER_PORT),
+            ]),
+            ..NetworkPolicySpec::default()
+        }),
+    })
 }
 
 fn port(port: u16) -> NetworkPolicyPort {

@@ -61,27 +61,14 @@ impl Server<'_> {
             node_selector: (!self.settings.node_selector.is_empty())
                 .then(|| self.settings.node_selector.clone()),
             priority_class_name: self.settings.priority_class_name.clone(),
-            security_context: Some(PodSecurityContext {
-                run_as_non_root: Some(true),
-                run_as_user: Some(USER),
-                run_as_group: Some(USER),
-                fs_group: Some(USER),
-                fs_group_change_policy: Some("OnRootMismatch".into()),
-                seccomp_profile: Some(SeccompProfile {
-                    type_: "RuntimeDefault".into(),
-                    ..SeccompProfile::default()
-                }),
-                ..PodSecurityContext::default()
-            }),
+            security_context: Some(pod_security()),
             termination_grace_period_seconds: Some(self.grace_seconds),
             tolerations: some(self.settings.tolerations.clone()),
-            topology_spread_constraints: Some(vec![TopologySpreadConstraint {
-                label_selector: Some(match_labels(apart.clone())),
-                max_skew: 1,
-                topology_key: (*by).into(),
-                when_unsatisfiable: "ScheduleAnyway".into(),
-                ..TopologySpreadConstraint::default()
-            }]),
+            topology_spread_constraints: Some(vec![spread_over(
+                apart.clone(),
+                by,
+                "ScheduleAnyway",
+            )]),
             containers: vec![self.container()],
             volumes: Some(volumes),
             ..PodSpec::default()
@@ -136,22 +123,59 @@ impl Server<'_> {
             liveness_probe: (!self.may_stand_by).then(|| probe(20, 6)),
             startup_probe: (!self.may_stand_by).then(|| probe(2, 300)),
             resources: self.settings.resources.clone(),
-            security_context: Some(SecurityContext {
-                allow_privilege_escalation: Some(false),
-                read_only_root_filesystem: Some(true),
-                capabilities: Some(Capabilities {
-                    drop: Some(vec!["ALL".into()]),
-                    ..Capabilities::default()
-                }),
-                ..SecurityContext::default()
-            }),
+            security_context: Some(container_security()),
             volume_mounts: Some(mounts),
             ..Container::default()
         }
     }
 }
 
-fn in_zones(zones: &[String]) -> Affinity {
+/// As whom the containers of a pod run.
+pub(crate) fn pod_security() -> PodSecurityContext {
+    PodSecurityContext {
+        run_as_non_root: Some(true),
+        run_as_user: Some(USER),
+        run_as_group: Some(USER),
+        fs_group: Some(USER),
+        fs_group_change_policy: Some("OnRootMismatch".into()),
+        seccomp_profile: Some(SeccompProfile {
+            type_: "RuntimeDefault".into(),
+            ..SeccompProfile::default()
+        }),
+        ..PodSecurityContext::default()
+    }
+}
+
+/// What a container may do.
+pub(crate) fn container_security() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        read_only_root_filesystem: Some(true),
+        capabilities: Some(Capabilities {
+            drop: Some(vec!["ALL".into()]),
+            ..Capabilities::default()
+        }),
+        ..SecurityContext::default()
+    }
+}
+
+/// Keeps pods apart by a label of the nodes.
+pub(crate) fn spread_over(
+    pods: BTreeMap<String, String>,
+    by: &str,
+    otherwise: &str,
+) -> TopologySpreadConstraint {
+    TopologySpreadConstraint {
+        label_selector: Some(match_labels(pods)),
+        max_skew: 1,
+        topology_key: by.into(),
+        when_unsatisfiable: otherwise.into(),
+        ..TopologySpreadConstraint::default()
+    }
+}
+
+/// Only on nodes of these zones.
+pub(crate) fn in_zones(zones: &[String]) -> Affinity {
     let here = NodeSelectorRequirement {
         key: ZONE_KEY.into(),
         operator: "In".into(),
@@ -188,7 +212,7 @@ pub fn zones_of(set: &StatefulSet) -> Option<Vec<String>> {
     here.values.clone()
 }
 
-fn from_field(name: &str, path: &str) -> EnvVar {
+pub(crate) fn from_field(name: &str, path: &str) -> EnvVar {
     EnvVar {
         name: name.into(),
         value_from: Some(EnvVarSource {
@@ -202,7 +226,7 @@ fn from_field(name: &str, path: &str) -> EnvVar {
     }
 }
 
-fn container_port(name: &str, port: u16) -> ContainerPort {
+pub(crate) fn container_port(name: &str, port: u16) -> ContainerPort {
     ContainerPort {
         name: Some(name.into()),
         container_port: i32::from(port),
@@ -211,7 +235,7 @@ fn container_port(name: &str, port: u16) -> ContainerPort {
     }
 }
 
-fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+pub(crate) fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 

@@ -6,6 +6,8 @@ use serde_json::json;
 
 use super::*;
 use crate::api::ChunkStorageClass;
+use crate::etcd::certificates::Certificates;
+use crate::etcd::state::State;
 
 /// The resources of sample files, by kind.
 fn sample(names: &[&str]) -> (HitherCluster, Vec<ChunkserverPool>, Vec<ChunkStorageClass>) {
@@ -42,6 +44,10 @@ fn world() -> World {
         cluster_id: Some("00112233445566778899aabbccddeeff".into()),
         provisioner: Some(("system".into(), "hither-csi-controller".into())),
         disruption: Disruption::One,
+        etcd_is_whole: true,
+        certificates: Some("1234abcd".into()),
+        trust: Some("abcd1234".into()),
+        operator: "system".into(),
         ..World::default()
     }
 }
@@ -54,7 +60,7 @@ fn the_demo_is_one_manager_and_a_set_of_chunkservers_in_each_zone() {
 
 #[test]
 fn with_etcd_there_are_managers_and_metadata_servers() {
-    let (cluster, pools, _) = sample(&["etcd/cluster.yaml"]);
+    let (cluster, pools, _) = sample(&["etcd/given.yaml"]);
     let objects = desired(&cluster, &pools, &world());
     let titles: Vec<String> = objects.iter().map(Object::title).collect();
     insta::assert_snapshot!("etcd_titles", titles.join("\n"));
@@ -106,6 +112,102 @@ fn the_embedded_manager_stays_as_it_is_when_zones_come_and_go() {
         assert_eq!(zones_of(&after) == zones_of(&before), embedded);
         assert_eq!(after == before, embedded);
     }
+}
+
+#[test]
+fn a_managed_etcd_is_three_members_over_the_zones() {
+    let (cluster, pools, _) = sample(&["etcd/cluster.yaml"]);
+    let objects = desired(&cluster, &pools, &world());
+    let titles: Vec<String> = objects.iter().map(Object::title).collect();
+    insta::assert_snapshot!("managed_titles", titles.join("\n"));
+    let of_etcd: Vec<Object> = objects
+        .into_iter()
+        .filter(|object| {
+            object.title().contains("prod-etcd") || object.title().contains("/prod-mds")
+        })
+        .collect();
+    insta::assert_snapshot!("managed", shown(&of_etcd));
+    let recorded = etcd_state_object(&cluster, &State::default());
+    assert_eq!(recorded.object.metadata.owner_references, None);
+}
+
+#[test]
+fn new_certificates_replace_servers_and_new_authorities_members() {
+    let (cluster, pools, _) = sample(&["etcd/cluster.yaml"]);
+    let templates = |world: &World| {
+        let objects = desired(&cluster, &pools, world);
+        ["prod-etcd", "prod-manager", "prod-mds", "prod-disks-eu-1a"].map(|name| {
+            let title = format!("StatefulSet/{name}");
+            let set = objects.iter().find(|object| object.title() == title);
+            set.unwrap().object.data["spec"]["template"].clone()
+        })
+    };
+    let before = templates(&world());
+    let certificates = Some("other".to_owned());
+    let renewed = templates(&World {
+        certificates,
+        ..world()
+    });
+    let changed = |after: &[serde_json::Value; 4]| {
+        let mut changed = before
+            .iter()
+            .zip(after)
+            .map(|(before, after)| before != after);
+        [(); 4].map(|()| changed.next().unwrap())
+    };
+    assert_eq!(changed(&renewed), [false, true, true, false]);
+    let trust = Some("other".to_owned());
+    let followed = templates(&World { trust, ..world() });
+    assert_eq!(changed(&followed), [true, false, false, false]);
+}
+
+#[test]
+fn certificates_come_back_from_their_secrets() {
+    use crate::etcd::certificates::Pair;
+    let (cluster, _, _) = sample(&["etcd/cluster.yaml"]);
+    let pair = |name: &str| {
+        Some(Pair {
+            certificate: format!("{name} certificate"),
+            key: format!("{name} key"),
+        })
+    };
+    let certificates = Certificates {
+        authority: pair("authority"),
+        next: pair("next"),
+        old: Some("old".into()),
+        member: pair("member"),
+        client: pair("client"),
+    };
+    let secrets: Vec<k8s_openapi::api::core::v1::Secret> =
+        certificate_secrets(&cluster, &certificates)
+            .iter()
+            .map(|object| {
+                let value = serde_json::to_value(&object.object).unwrap();
+                serde_json::from_value(value).unwrap()
+            })
+            .collect();
+    let read = certificates_of([secrets.first(), secrets.get(1), secrets.get(2)]);
+    assert_eq!(read, certificates);
+    assert_eq!(certificates_of([None; 3]), Certificates::default());
+}
+
+#[test]
+fn dumps_are_a_job_at_given_times() {
+    let (mut cluster, pools, _) = sample(&DEMO);
+    let titles = |cluster: &HitherCluster| {
+        let objects = desired(cluster, &pools, &world());
+        objects
+            .into_iter()
+            .filter(|object| object.title() == "CronJob/demo-dump")
+            .collect::<Vec<_>>()
+    };
+    assert!(titles(&cluster).is_empty());
+    cluster.spec.metadata_store.dumps = Some(crate::api::Dumps {
+        schedule: "0 * * * *".into(),
+        claim_name: "dumps".into(),
+        keep: 24,
+    });
+    insta::assert_snapshot!("dumps", shown(&titles(&cluster)));
 }
 
 #[test]

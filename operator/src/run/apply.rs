@@ -114,7 +114,11 @@ impl Context {
         let is_warning = match condition.status.as_str() {
             "True" => matches!(
                 condition.type_.as_str(),
-                "DataAtRisk" | "Degraded" | "DeletionBlocked"
+                "DataAtRisk"
+                    | "Degraded"
+                    | "DeletionBlocked"
+                    | "MetadataQuorumLost"
+                    | "MetadataSpaceLow"
             ),
             _ => good,
         };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::etcd::Links;
 use super::pass::{After, pass};
 use super::{Context, Key};
 use crate::error::Error;
@@ -19,6 +20,10 @@ pub(super) struct Memory {
     pub(super) manager: Option<Manager>,
     /// What was applied, and when: the same is not sent again for a while.
     pub(super) applied: BTreeMap<String, (String, Instant)>,
+    /// The members of a managed etcd.
+    pub(super) etcd: Links,
+    /// Generation of the cluster that has no dumps, and is known to have none any more.
+    pub(super) without_dumps: Option<i64>,
     /// When a pod was last ended.
     pub(super) replaced: Option<Instant>,
 }
@@ -37,6 +42,10 @@ pub(super) async fn keep(context: Arc<Context>, key: Key, wake: Arc<Notify>) {
             Ok(After::Again) => {
                 pause = PAUSE_MIN;
                 Some(LOOK)
+            }
+            Ok(After::Soon) => {
+                pause = PAUSE_MIN;
+                Some(LOOK_SOON)
             }
             Ok(After::Nothing) => {
                 memory = Memory::default();
@@ -89,6 +98,8 @@ fn too_long() -> Error {
 const PASS_MAX: Duration = Duration::from_secs(120);
 /// A look without a reason.
 const LOOK: Duration = Duration::from_secs(20);
+/// A look while something goes on of which nobody tells.
+const LOOK_SOON: Duration = Duration::from_secs(3);
 /// Shortest time between the beginnings of passes.
 const BETWEEN: Duration = Duration::from_millis(1000);
 /// First and longest pause after a failure.

@@ -1,6 +1,7 @@
 //! Ends: of clusters, and of what refers to a cluster that is not there.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::batch::v1::CronJob;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -16,7 +17,10 @@ use super::{Context, manage, products};
 use crate::api::{DRIVER, HitherCluster};
 use crate::check;
 use crate::conditions::{Said, said};
-use crate::desired::{CLUSTER_LABEL, OWNER_LABEL, class_kubernetes_name, csi_secret};
+use crate::desired::{
+    CLUSTER_LABEL, OWNER_LABEL, class_kubernetes_name, csi_secret, dump_job, etcd_authority_secret,
+    etcd_client_secret, etcd_member_secret,
+};
 use crate::error::Error;
 use crate::scale::Scale;
 use crate::seen::Seen;
@@ -71,6 +75,15 @@ pub(super) async fn cluster(
     sweep::<PodDisruptionBudget>(context, &namespace, &all).await?;
     sweep::<Service>(context, &namespace, &all).await?;
     sweep::<ConfigMap>(context, &namespace, &all).await?;
+    remove::<CronJob>(context, &namespace, &dump_job(&name)).await?;
+    // What a managed etcd has is on its claims; a cluster of the same name gets other certificates.
+    for secret in [
+        etcd_authority_secret,
+        etcd_member_secret,
+        etcd_client_secret,
+    ] {
+        remove::<Secret>(context, &namespace, &secret(&name)).await?;
+    }
     let secret = csi_secret(&name);
     remove::<RoleBinding>(context, &namespace, &secret).await?;
     remove::<Role>(context, &namespace, &secret).await?;

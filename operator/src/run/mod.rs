@@ -5,6 +5,8 @@ mod calls;
 mod cluster;
 mod definitions;
 mod deletion;
+mod dumps;
+mod etcd;
 mod health;
 mod lease;
 mod manage;

@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use kube::runtime::events::EventType;
 
 use super::cluster::Memory;
-use super::{Context, Key, deletion, manage};
+use super::{Context, Key, deletion, dumps, etcd, manage};
 use crate::api::{ChunkStorageClass, ChunkserverPool, HitherCluster};
 use crate::check::{self, Refusal};
 use crate::conditions::{Said, stored};
@@ -18,6 +18,7 @@ use crate::desired::{
     zones_of,
 };
 use crate::error::{Error, Failures};
+use crate::etcd::plan as etcd_plan;
 use crate::manager::Manager;
 use crate::rollout::{self, Rollout};
 use crate::scale::{self, Scale};
@@ -28,6 +29,8 @@ use crate::status::{self, Told};
 pub(super) enum After {
     /// Another one, in a while.
     Again,
+    /// Another one in a moment.
+    Soon,
     /// Nothing, until somebody makes something of that name.
     Nothing,
 }
@@ -71,6 +74,7 @@ pub(super) async fn pass(
     let mut seen = look(context, key);
     seen.drained = drained(&wanted.pools);
     ask_manager(cluster, memory, &mut seen).await;
+    let store = etcd::look(context, cluster, memory, &mut seen).await?;
     let mut blocked = None;
     if cluster.metadata.deletion_timestamp.is_some() {
         blocked = deletion::cluster(context, cluster, &wanted, &seen).await?;
@@ -86,14 +90,14 @@ pub(super) async fn pass(
     {
         context.finalizer(pool, POOL_FINALIZER, true).await?;
     }
-    let refused = check::cluster(cluster).err();
+    let refused = check::cluster(cluster).err().or(store.refused.clone());
     let mut plan = Plan {
         blocked,
         ..Plan::of(cluster, &wanted, &seen)
     };
     let mut failed = None;
     if refused.is_none() {
-        failed = act(context, cluster, &wanted, &seen, &plan, memory)
+        failed = act(context, cluster, &wanted, &seen, &plan, &store, memory)
             .await
             .err();
     }
@@ -104,10 +108,15 @@ pub(super) async fn pass(
             .await;
     }
     plan.failed = failed.as_ref().map(ToString::to_string);
+    seen.last_dump = dumps::last(context, cluster).await?;
     tell(context, cluster, &wanted, &seen, &plan, refused.as_ref()).await?;
     let told = manage::classes(context, cluster, &wanted, memory.manager.as_ref(), &seen).await;
     failed.map_or(Ok(()), Err)?;
     told?;
+    let etcd = &plan.etcd;
+    if etcd.step.is_some() || etcd.waiting.is_some() || etcd.lost.is_some() {
+        return Ok(After::Soon);
+    }
     Ok(After::Again)
 }
 
@@ -196,6 +205,8 @@ pub(super) struct Plan {
     blocked: Option<Said>,
     /// What could not be brought about, if anything.
     failed: Option<String>,
+    /// What is next with the members of a managed etcd.
+    etcd: etcd_plan::Plan,
 }
 
 impl Plan {
@@ -233,6 +244,7 @@ impl Plan {
             rollout: rollout::plan(seen, &zones),
             blocked: None,
             failed: None,
+            etcd: seen.etcd.as_ref().map(etcd_plan::plan).unwrap_or_default(),
         }
     }
 }
@@ -252,6 +264,7 @@ async fn act(
     wanted: &Wanted,
     seen: &Seen,
     plan: &Plan,
+    store: &etcd::Look,
     memory: &mut Memory,
 ) -> Result<(), Error> {
     let known = cluster
@@ -267,6 +280,10 @@ async fn act(
         manager_zones: seen
             .set(&manager_set(&cluster.name_any()))
             .and_then(zones_of),
+        etcd_is_whole: seen.etcd.as_ref().is_some_and(etcd_plan::is_whole),
+        certificates: store.certificates.clone(),
+        trust: store.trust.clone(),
+        operator: context.options.own_namespace.clone(),
     };
     // What somebody has deleted is made anew at once.
     memory.applied.retain(|title, _| {
@@ -275,9 +292,12 @@ async fn act(
         name.is_none_or(|name| seen.set(name).is_some())
     });
     let mut failures = Failures::default();
+    etcd::prepare(context, cluster, store, memory).await?;
     for object in desired(cluster, &plan.accepted, &world) {
         failures.take(context.apply(&object, memory).await)?;
     }
+    failures.take(etcd::step(context, cluster, store, &plan.etcd, memory).await)?;
+    failures.take(dumps::end(context, cluster, memory).await)?;
     failures.take(shrink(context, wanted, seen, plan).await)?;
     if let Some(manager) = &memory.manager
         && seen.status.is_some()
@@ -354,6 +374,11 @@ async fn tell(
     } = status::cluster(cluster, &plan.accepted, seen, &plan.rollout, refused);
     if let Some(failed) = &plan.failed {
         status::not_applied(&mut conditions, failed);
+    }
+    if let Some(etcd) = &seen.etcd {
+        let told = status::etcd(cluster, etcd, &plan.etcd, seen.certificates_renewed_at);
+        status.etcd = Some(told.status);
+        conditions.extend(told.conditions);
     }
     conditions.extend(plan.blocked.clone());
     let old = cluster.status.as_ref();

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::support::{Place, condition, holds, image, sample};
 
-async fn ready(place: &Place) -> HitherCluster {
+pub(crate) async fn ready(place: &Place) -> HitherCluster {
     place
         .until(
             "demo",
@@ -28,7 +28,7 @@ async fn ready(place: &Place) -> HitherCluster {
         .await
 }
 
-async fn manager(place: &Place) -> Manager {
+pub(crate) async fn manager(place: &Place) -> Manager {
     let pod: Pod = place.api().get("demo-manager-0").await.unwrap();
     let ip = pod.status.unwrap().pod_ip.unwrap();
     Manager::at(vec![format!("{ip}:7650")])

@@ -6,6 +6,7 @@
 #![cfg(feature = "live")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod etcd;
 mod life;
 mod rules;
 mod support;

@@ -46,7 +46,16 @@ fn json_patch(value: &mut Value, change: &Value) {
 #[tokio::test]
 async fn clusters_that_cannot_be_are_refused() {
     let place = Place::new("rules").await;
-    let etcd = |endpoint: &str| json!({"spec": {"metadataStore": {"embedded": null, "etcd": {"endpoints": [endpoint]}}}});
+    let store = |store: Value| json!({"spec": {"metadataStore": store}});
+    let etcd = |endpoint: &str, tls: bool| {
+        let mut etcd = json!({"endpoints": [endpoint]});
+        if tls {
+            etcd["tls"] = json!({"secretName": "s"});
+        }
+        store(json!({"embedded": null, "etcd": etcd}))
+    };
+    let managed =
+        |storage: Value| store(json!({"embedded": null, "managedEtcd": {"storage": storage}}));
     let cases = [
         (
             json!({"metadata": {"name": "x".repeat(31)}}),
@@ -76,14 +85,28 @@ async fn clusters_that_cannot_be_are_refused() {
         ),
         (
             json!({"spec": {"metadataStore": {"embedded": null}}}),
-            "exactly one of embedded and etcd",
+            "exactly one of embedded, managedEtcd and etcd",
         ),
         (
             json!({"spec": {"metadataStore": {"etcd": {"endpoints": ["http://e:1"]}}}}),
-            "exactly one of embedded and etcd",
+            "exactly one of embedded, managedEtcd and etcd",
         ),
-        (etcd("https://e:2379"), "do not speak TLS"),
-        (etcd("e:2379"), "http://HOST:PORT"),
+        (etcd("https://e:2379", false), "begin with https:// if tls"),
+        (etcd("http://e:2379", true), "begin with https:// if tls"),
+        (etcd("e:2379", false), "http://HOST:PORT"),
+        (
+            managed(json!({"hostPath": {"paths": ["/x"]}})),
+            "has to keep its volume",
+        ),
+        (
+            managed(json!({"claim": {"size": "1Gi", "disks": 2}})),
+            "on one volume",
+        ),
+        (managed(json!({})), "exactly one of claim, hostPath"),
+        (
+            store(json!({"dumps": {"schedule": "hourly", "claimName": "d"}})),
+            "a schedule has five fields",
+        ),
         (
             json!({"spec": {"metadataStore": {"embedded": {"storage": {"claim": null, "hostPath": {"paths": ["/x"]}}}}}}),
             "follow its pod",
@@ -105,8 +128,16 @@ async fn clusters_that_cannot_be_are_refused() {
         let said = refusal::<HitherCluster>(&place, "cluster.yaml", change.clone()).await;
         assert!(said.contains(says), "{change}: {said}");
     }
-    let good = refusal::<HitherCluster>(&place, "cluster.yaml", etcd("http://e.x:2379")).await;
-    assert_eq!(good, "taken");
+    for good in [
+        etcd("http://e.x:2379", false),
+        etcd("https://e.x:2379", true),
+        managed(json!({"claim": {"size": "1Gi"}})),
+        managed(json!({"emptyDir": {}})),
+        store(json!({"dumps": {"schedule": "*/5 1-3 * * 1,2", "claimName": "d"}})),
+    ] {
+        let said = refusal::<HitherCluster>(&place, "cluster.yaml", good).await;
+        assert_eq!(said, "taken");
+    }
     place.end().await;
 }
 
@@ -183,6 +214,10 @@ async fn what_cannot_be_changed_is_not() {
         ),
         (
             json!({"spec": {"metadataStore": {"embedded": null, "etcd": {"endpoints": ["http://e:1"]}}}}),
+            "kind of metadata store",
+        ),
+        (
+            json!({"spec": {"metadataStore": {"embedded": null, "managedEtcd": {"storage": {"emptyDir": {}}}}}}),
             "kind of metadata store",
         ),
         (

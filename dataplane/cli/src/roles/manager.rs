@@ -24,6 +24,8 @@ struct Config {
     dir: Option<PathBuf>,
     /// etcd endpoints, separated by commas.
     etcd: Option<String>,
+    /// Directory with the certificates for TLS with etcd; see [`super::etcd`].
+    etcd_tls: Option<PathBuf>,
     /// Address to listen at. Default 127.0.0.1:7650.
     listen: String,
     /// Address to tell others; empty: the one listened at.
@@ -54,6 +56,7 @@ impl Default for Config {
         Self {
             dir: None,
             etcd: None,
+            etcd_tls: None,
             listen: "127.0.0.1:7650".into(),
             advertise: String::new(),
             mds_listen: String::new(),
@@ -74,6 +77,7 @@ pub(crate) async fn run(args: args::Manager) -> anyhow::Result<()> {
     let mut config: Config = read_config(args.config.as_deref())?;
     config.dir = args.dir.or(config.dir);
     config.etcd = args.etcd.or(config.etcd);
+    config.etcd_tls = args.etcd_tls.or(config.etcd_tls);
     config.listen = args.listen.unwrap_or(config.listen);
     config.advertise = args.advertise.unwrap_or(config.advertise);
     config.mds_listen = args.mds_listen.unwrap_or(config.mds_listen);
@@ -119,7 +123,7 @@ const RANK_PORT: u16 = 7651;
 
 #[cfg(feature = "etcd")]
 async fn with_etcd(config: &Config, urls: &str) -> anyhow::Result<()> {
-    let store = super::mds::open_etcd(urls).await?;
+    let store = super::etcd::open(urls, config.etcd_tls.as_deref()).await?;
     let config = Config {
         ranks: 0,
         ..config.clone()

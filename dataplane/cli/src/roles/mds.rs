@@ -1,7 +1,7 @@
 //! A metadata server of its own, where the store is outside the manager.
 
 #[cfg(feature = "etcd")]
-pub(crate) use with_etcd::{open_etcd, run};
+pub(crate) use with_etcd::run;
 
 #[cfg(not(feature = "etcd"))]
 pub(crate) use without_etcd::run;
@@ -24,14 +24,15 @@ mod without_etcd {
 
 #[cfg(feature = "etcd")]
 mod with_etcd {
+    use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::Duration;
 
-    use anyhow::{Context as _, bail};
+    use anyhow::bail;
     use hither_clustermap::ClusterView;
     use hither_managerlink::ManagerLink;
     use hither_mds::{Holder, RankConfig, RankServer};
-    use hither_metastore::{Error, EtcdOptions, EtcdStore};
+    use hither_metastore::EtcdStore;
     use hither_net::Identity;
     use hither_proto::common::Role;
     use hither_proto::ids::{MapVersion, RankId};
@@ -41,7 +42,7 @@ mod with_etcd {
 
     use crate::args;
     use crate::cluster::manager_addresses;
-    use crate::roles::{addresses, announce, ending, read_config, ready, terminated, told_address};
+    use crate::roles::{announce, ending, etcd, read_config, ready, terminated, told_address};
 
     /// Configuration of a metadata server.
     #[derive(Debug, Clone, Deserialize)]
@@ -51,6 +52,8 @@ mod with_etcd {
         rank: u16,
         /// etcd endpoints, separated by commas.
         etcd: String,
+        /// Directory with the certificates for TLS with etcd; see [`crate::roles::etcd`].
+        etcd_tls: Option<PathBuf>,
         /// Address to listen at. Default 127.0.0.1:7651.
         listen: String,
         /// Address to tell others; empty: the one listened at.
@@ -71,6 +74,7 @@ mod with_etcd {
             Self {
                 rank: 0,
                 etcd: String::new(),
+                etcd_tls: None,
                 listen: "127.0.0.1:7651".into(),
                 advertise: String::new(),
                 managers: "127.0.0.1:7650".into(),
@@ -81,42 +85,12 @@ mod with_etcd {
         }
     }
 
-    /// Connects to etcd, waiting for it if need be; everything of the cluster is under one prefix.
-    pub(crate) async fn open_etcd(urls: &str) -> anyhow::Result<EtcdStore> {
-        let mut told = false;
-        loop {
-            match EtcdStore::connect(EtcdOptions::new(endpoints(urls), "hither/")).await {
-                Ok(store) => return Ok(store),
-                Err(error @ Error::Unavailable { .. }) => {
-                    if !std::mem::replace(&mut told, true) {
-                        tracing::warn!(%error, urls, "etcd does not answer: waiting for it");
-                    }
-                    tokio::time::sleep(ETCD_AGAIN).await;
-                }
-                Err(error) => {
-                    return Err(error).with_context(|| format!("use etcd at {urls}"));
-                }
-            }
-        }
-    }
-
-    /// `http://` is understood where no scheme is given.
-    fn endpoints(urls: &str) -> Vec<String> {
-        let full = |url: String| {
-            if url.contains("://") {
-                url
-            } else {
-                format!("http://{url}")
-            }
-        };
-        addresses(urls).into_iter().map(full).collect()
-    }
-
     /// Serves the rank, or stands by for whoever does, until SIGTERM.
     pub(crate) async fn run(args: args::Mds) -> anyhow::Result<()> {
         let mut config: Config = read_config(args.config.as_deref())?;
         config.rank = args.rank.unwrap_or(config.rank);
         config.etcd = args.etcd.unwrap_or(config.etcd);
+        config.etcd_tls = args.etcd_tls.or(config.etcd_tls);
         config.listen = args.listen.unwrap_or(config.listen);
         config.advertise = args.advertise.unwrap_or(config.advertise);
         config.managers = args.managers.unwrap_or(config.managers);
@@ -130,7 +104,7 @@ mod with_etcd {
         let end = terminated();
         tokio::pin!(end);
         let store = tokio::select! {
-            store = open_etcd(&config.etcd) => Arc::new(store?),
+            store = etcd::open(&config.etcd, config.etcd_tls.as_deref()) => Arc::new(store?),
             ended = &mut end => return ended,
         };
         let identity = Identity {
@@ -253,8 +227,6 @@ mod with_etcd {
     const MAP_IN: Duration = Duration::from_secs(10);
     /// Time to store what was answered, at the end.
     const SETTLE_IN: Duration = Duration::from_secs(10);
-    /// Pause between attempts to reach etcd.
-    const ETCD_AGAIN: Duration = Duration::from_millis(500);
     /// How often the rank says where it is.
     const BEAT: Duration = Duration::from_secs(1);
 }

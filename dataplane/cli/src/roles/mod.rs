@@ -1,6 +1,8 @@
 //! The roles of a cluster.
 
 pub(crate) mod chunkserver;
+#[cfg(feature = "etcd")]
+pub(crate) mod etcd;
 pub(crate) mod manager;
 pub(crate) mod mds;
 pub(crate) mod mount;
