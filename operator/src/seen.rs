@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use hither_clustermap::{count_groups, groups_in_use, lacks_members};
 use hither_proto::manager::ClusterStatus;
 use hither_proto::map::{Chunkserver, MemberState, ServerState};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -92,54 +93,28 @@ impl Seen {
     /// Placement groups by health; `None` when the manager does not answer.
     #[must_use]
     pub fn groups(&self) -> Option<GroupHealth> {
-        let status = self.status.as_ref()?;
-        let in_use = self.in_use();
-        let mut health = GroupHealth::default();
-        for group in &status.groups {
-            let few = lacks_members(group);
-            let moves = group.filling > 0 || group.lagging > 0;
-            let lacks = few && in_use.contains(&group.group);
-            let whole = !moves && !lacks;
-            health.total += 1;
-            health.whole += i32::from(whole);
-            health.filling += i32::from(group.filling > 0);
-            health.undergoal += i32::from(group.lagging > 0 || few);
-            health.one_copy += i32::from((moves || few) && group.in_sync <= 1);
-        }
-        Some(health)
-    }
-
-    /// Groups whose definition a class has: others keep what they hold, and nobody asks for more.
-    fn in_use(&self) -> BTreeSet<u32> {
-        let map = self.status.as_ref().and_then(|status| status.map.as_ref());
-        let Some(map) = map else {
-            return BTreeSet::new();
-        };
-        let asked_for = |group: &&hither_proto::map::Group| {
-            let mut classes = map.classes.iter();
-            classes.any(|class| {
-                [class.keep_definition, class.create_definition].contains(&group.definition)
-            })
-        };
-        map.groups
-            .iter()
-            .filter(asked_for)
-            .map(|group| group.id)
-            .collect()
+        let counts = count_groups(self.status.as_ref()?);
+        let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+        Some(GroupHealth {
+            total: number(counts.total),
+            whole: number(counts.whole),
+            filling: number(counts.filling),
+            undergoal: number(counts.undergoal),
+            one_copy: number(counts.one_copy),
+        })
     }
 
     /// Groups that have fewer members than their classes ask for.
     #[must_use]
     pub fn short(&self) -> usize {
-        let in_use = self.in_use();
-        let groups = self
-            .status
-            .as_ref()
-            .map_or(&[][..], |status| &status.groups);
-        let short = |group: &&hither_proto::manager::GroupHealth| {
-            lacks_members(group) && in_use.contains(&group.group)
+        let Some(status) = &self.status else {
+            return 0;
         };
-        groups.iter().filter(short).count()
+        let in_use = groups_in_use(status);
+        let groups = status.groups.iter();
+        groups
+            .filter(|group| lacks_members(group) && in_use.contains(&group.group))
+            .count()
     }
 
     /// Groups of which no member with everything is up: nothing of them can be read.
@@ -263,10 +238,6 @@ pub fn is_at(pod: &Pod, address: &str) -> bool {
     let status = pod.status.as_ref();
     let ip = status.and_then(|status| status.pod_ip.as_deref());
     ip.is_some_and(|ip| ip == host_of(address))
-}
-
-fn lacks_members(group: &hither_proto::manager::GroupHealth) -> bool {
-    group.in_sync + group.filling + group.lagging < group.wanted
 }
 
 fn is_in_sync(member: &hither_proto::map::Member) -> bool {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 /// Settings of a chunkserver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct ChunkServerConfig {
     /// Where to listen, `host:port`; port 0 takes a free one. Default `0.0.0.0:7420`.
     pub listen: String,
@@ -141,9 +141,17 @@ fn size<'de, D: Deserializer<'de>, N: TryFrom<u64>>(source: D) -> Result<N, D::E
 #[cfg(test)]
 mod tests {
     use serde::de::IntoDeserializer as _;
-    use serde::de::value::{Error, StrDeserializer, U64Deserializer};
+    use serde::de::value::{Error, MapDeserializer, StrDeserializer, U64Deserializer};
 
     use super::*;
+
+    #[test]
+    fn a_setting_that_does_not_exist_is_told() {
+        let written = [("floor_byts", 5u64)];
+        let fields: MapDeserializer<'_, _, Error> = MapDeserializer::new(written.into_iter());
+        let error = ChunkServerConfig::deserialize(fields).unwrap_err();
+        assert!(error.to_string().contains("floor_byts"), "{error}");
+    }
 
     #[test]
     fn sizes_are_numbers_or_have_a_unit() {

@@ -5,7 +5,9 @@
 #![forbid(unsafe_code)]
 
 mod delta;
+mod health;
 mod view;
 
 pub use delta::{ApplyError, delta_between, snapshot_of};
+pub use health::{GroupCounts, count_groups, groups_in_use, lacks_members};
 pub use view::{ClusterView, Server};

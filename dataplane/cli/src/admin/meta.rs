@@ -104,11 +104,20 @@ async fn dump(file: &Path, cluster: Option<String>, output: Output) -> anyhow::R
     .context("find the cluster")?;
     let leader = map.managers().first().context("the map names no manager")?;
     let connection = connect(leader, &cluster::admin(), Arc::new(NoHandler), PATIENCE).await?;
-    // Under its own name only once it is whole and stable.
-    let partial = file.with_extension(PARTIAL);
-    let mut target = tokio::fs::File::create(&partial)
+    // Under its own name only once it is whole and stable; what is no file (a pipe, a device) has
+    // no other name.
+    let partial = match file.metadata() {
+        Ok(there) if !there.is_file() => None,
+        _ => Some(partial_of(file)),
+    };
+    let at = partial.as_deref().unwrap_or(file);
+    let mut target = tokio::fs::OpenOptions::new()
+        .write(true)
+        .create(partial.is_some())
+        .truncate(partial.is_some())
+        .open(at)
         .await
-        .with_context(|| format!("create {}", partial.display()))?;
+        .with_context(|| format!("write to {}", at.display()))?;
     let progress = ProgressBar::new_spinner();
     if let Ok(style) = ProgressStyle::with_template("{spinner} {bytes} ({bytes_per_sec})") {
         progress.set_style(style);
@@ -126,10 +135,28 @@ async fn dump(file: &Path, cluster: Option<String>, output: Output) -> anyhow::R
     let total = progress.position();
     progress.finish_and_clear();
     target.flush().await?;
-    target.sync_all().await?;
-    tokio::fs::rename(&partial, file).await?;
-    output.done(&format!("{total} bytes written to {}", file.display()));
+    if let Some(partial) = &partial {
+        target.sync_all().await?;
+        tokio::fs::rename(partial, file).await?;
+        let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
+        let dir = tokio::fs::File::open(dir.unwrap_or(Path::new("."))).await?;
+        dir.sync_all().await?;
+    }
+    let done = format!("{total} bytes written to {}", file.display());
+    match partial {
+        Some(_) => output.done(&done),
+        // Standard output may be where it went.
+        None => eprintln!("{done}"),
+    }
     Ok(())
+}
+
+/// Name of a dump that is not whole yet: its own with more behind it.
+fn partial_of(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".");
+    name.push(PARTIAL);
+    name.into()
 }
 
 async fn restore(file: &Path, dir: &Path, output: Output) -> anyhow::Result<()> {

@@ -1,5 +1,6 @@
 //! `hither status`.
 
+use hither_clustermap::count_groups;
 use hither_proto::common::Empty;
 use hither_proto::kind::Kind;
 use hither_proto::manager::ClusterStatus;
@@ -83,17 +84,14 @@ fn summarise(status: &ClusterStatus) -> Status {
             .sum::<u64>();
         zone.free_bytes += server.disks.iter().map(|disk| disk.free_bytes).sum::<u64>();
     }
-    let mut groups = Groups {
-        total: status.groups.len(),
-        ..Groups::default()
+    let counts = count_groups(status);
+    let groups = Groups {
+        total: counts.total,
+        whole: counts.whole,
+        filling: counts.filling,
+        undergoal: counts.undergoal,
+        one_copy: counts.one_copy,
     };
-    for group in &status.groups {
-        let whole = group.filling == 0 && group.lagging == 0;
-        groups.whole += usize::from(whole);
-        groups.filling += usize::from(group.filling > 0);
-        groups.undergoal += usize::from(group.lagging > 0);
-        groups.one_copy += usize::from(!whole && group.in_sync == 1);
-    }
     let down = zones.iter().any(|zone| zone.up < zone.chunkservers);
     let unserved = map.ranks.is_empty();
     Status {

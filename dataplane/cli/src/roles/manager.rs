@@ -18,7 +18,7 @@ use crate::args;
 
 /// Configuration of a manager.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct Config {
     /// Directory of the embedded store.
     dir: Option<PathBuf>,

@@ -46,7 +46,7 @@ mod with_etcd {
 
     /// Configuration of a metadata server.
     #[derive(Debug, Clone, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
+    #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
     struct Config {
         /// Rank to serve.
         rank: u16,
