@@ -1,12 +1,19 @@
 //! What one mount does, another sees.
 #![cfg(feature = "live")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests of real processes measure real time"
+)]
 
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use hither_e2e::{Cluster, drop_caches, hither, pattern, try_hither};
+use hither_e2e::{Cluster, drop_caches, hither, pattern, try_hither, write_stable};
 
 #[test]
 fn two_mounts_see_each_others_changes_at_once() {
@@ -65,6 +72,42 @@ fn two_mounts_see_each_others_changes_at_once() {
         buffer[..],
         pattern(1, 5000, 100)[..],
         "an open file outlives its name"
+    );
+}
+
+/// Two mounts map one file and write to it: each waits for pages that the other's kernel writes back.
+#[test]
+fn two_mounts_write_to_one_mapped_file() {
+    let mut cluster = Cluster::up("a,b", 1, &[]);
+    let (a, b) = (cluster.mount("a", ""), cluster.mount("b", ""));
+    write_stable(&a.join("f"), &vec![0; 128 << 10]);
+    let begun = Instant::now();
+    let write = |at: &Path, offset: &str| {
+        let mut fio = Command::new("fio");
+        fio.current_dir(at.parent().unwrap());
+        fio.args([
+            "--name=mapped",
+            "--ioengine=mmap",
+            "--rw=randwrite",
+            "--bs=512",
+        ]);
+        fio.args(["--size=64k", "--io_size=128k", "--fsync=8", "--thread"]);
+        fio.arg(format!("--filename={}", at.join("f").display()));
+        fio.arg(format!("--offset={offset}"));
+        fio.stdout(Stdio::null()).spawn().unwrap()
+    };
+    let mut writers = [write(&a, "0"), write(&b, "64k")];
+    let all_done = |writers: &mut [Child; 2]| {
+        let ended = writers
+            .each_mut()
+            .map(|writer| writer.wait().unwrap().success());
+        ended == [true, true]
+    };
+    assert!(all_done(&mut writers));
+    assert!(
+        begun.elapsed() < Duration::from_secs(25),
+        "{:?}",
+        begun.elapsed()
     );
 }
 

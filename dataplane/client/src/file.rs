@@ -225,9 +225,29 @@ impl File {
 impl File {
     /// A lease is asked for; how many recalls were declined so far.
     pub(crate) fn ask_begins(&self) -> u64 {
-        let mut data = self.data.lock();
-        data.asking = true;
-        data.declined
+        let declined = {
+            let mut data = self.data.lock();
+            data.asking = true;
+            data.declined
+        };
+        self.asked.notify_waiters();
+        declined
+    }
+
+    /// Waits until somebody here asks for more than the shared lease that is held.
+    pub(crate) async fn wants_to_write(&self) {
+        loop {
+            let asked = self.asked.notified();
+            tokio::pin!(asked);
+            asked.as_mut().enable();
+            {
+                let data = self.data.lock();
+                if data.asking && data.lease == Lease::Shared {
+                    return;
+                }
+            }
+            asked.await;
+        }
     }
 
     /// Leases are being re-stated: what is granted and not taken in yet does not count.

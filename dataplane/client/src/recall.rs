@@ -227,11 +227,17 @@ impl Inner {
             Lease::None
         };
         let mut rounds = ROUNDS;
+        let mut writes = false;
         loop {
             rounds -= 1;
             let reads = file.reads_begun();
-            if !recall.keep_shared {
-                self.kernel.forget_inode(file.ino, true).await;
+            if !recall.keep_shared && !writes {
+                // The kernel may be writing a page back, for which the exclusive lease is needed,
+                // and forgets the page only then: two who do so would wait for each other.
+                writes = tokio::select! {
+                    () = self.kernel.forget_inode(file.ino, true) => false,
+                    () = file.wants_to_write() => true,
+                };
             }
             // Without holding anybody up; what fails is tried again, and then given up.
             if let Err(error) = self.flush_dirty(file, false).await {
@@ -239,14 +245,14 @@ impl Inner {
             }
             let _alone = file.gate.write().await;
             let raced = !recall.keep_shared && file.reads_begun() != reads;
-            if raced && rounds > 0 {
+            if raced && rounds > 0 && !writes {
                 continue;
             }
             file.data.lock().note_recall(recall.data_lease);
             self.give_back(file, to).await?;
             // A torn file keeps nothing, whatever was asked for.
             let unasked = recall.keep_shared && file.lease() == Lease::None;
-            return Ok(raced || unasked);
+            return Ok(raced || unasked || writes);
         }
     }
 

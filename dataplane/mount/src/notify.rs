@@ -5,7 +5,7 @@
 //! no lock. Older kernels get names for a second at most, which is then waited out.
 
 use std::os::fd::OwnedFd;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,36 +19,46 @@ use tokio::sync::oneshot;
 /// The kernel's caches of one mount.
 #[derive(Debug, Default)]
 pub(crate) struct Kernel {
-    requests: Mutex<Option<mpsc::Sender<Forget>>>,
+    names: Mutex<Option<mpsc::Sender<Done>>>,
+    inodes: Mutex<Option<mpsc::Sender<Forget>>>,
     /// Names may be kept for long: the kernel knows epochs.
     knows_epochs: std::sync::atomic::AtomicBool,
     root: std::sync::atomic::AtomicU64,
 }
 
-struct Forget {
-    what: What,
-    done: oneshot::Sender<()>,
-}
+/// Told when the kernel has forgotten; whoever waited may have given up.
+type Done = oneshot::Sender<()>;
 
-enum What {
-    Names,
-    Attributes(InodeId),
-    Pages(InodeId),
+#[derive(Debug)]
+struct Forget {
+    ino: InodeId,
+    /// Its pages too.
+    data: bool,
+    done: Done,
 }
 
 impl Kernel {
-    /// Starts the thread, once the mount stands.
+    /// Starts the threads, once the mount stands.
     pub(crate) fn attach(&self, notifier: Notifier, device: OwnedFd, root: InodeId) {
         use std::sync::atomic::Ordering;
         let knows = raise_epoch(&device);
         self.knows_epochs.store(knows, Ordering::Release);
         self.root.store(root.0, Ordering::Release);
-        let (requests, inbox) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("fuse-notify".into());
-        let spawned = thread.spawn(move || run(&inbox, &notifier, &device, root));
-        match spawned {
-            Ok(_) => *self.requests.lock() = Some(requests),
-            Err(error) => tracing::error!(%error, "no thread for invalidations"),
+        let (names, inbox) = mpsc::channel();
+        if spawn("fuse-names", move || forget_names(&inbox, &device)) {
+            *self.names.lock() = Some(names);
+        }
+        let (inodes, inbox) = mpsc::channel();
+        // Pages that are written back are waited for: one file must not hold up all others.
+        let shared = Arc::new((Mutex::new(inbox), notifier));
+        let started = (0..THREADS).filter(|_| {
+            let shared = Arc::clone(&shared);
+            spawn("fuse-notify", move || {
+                forget_inodes(&shared.0, &shared.1, root);
+            })
+        });
+        if started.count() > 0 {
+            *self.inodes.lock() = Some(inodes);
         }
     }
 
@@ -60,65 +70,67 @@ impl Kernel {
             leased.min(OLD_KERNEL_VALID)
         }
     }
+}
 
-    fn forget(&self, what: What) -> BoxFuture<'static, ()> {
-        let (done, waiting) = oneshot::channel();
-        let sent = match &*self.requests.lock() {
-            Some(requests) => requests.send(Forget { what, done }).is_ok(),
-            None => false,
-        };
-        Box::pin(async move {
-            if sent {
-                // A thread that has ended had nothing left to invalidate.
-                let _ = waiting.await;
-            }
-        })
-    }
+/// Sends what is to be forgotten; the answer comes once that is so.
+fn send<T>(
+    to: &Mutex<Option<mpsc::Sender<T>>>,
+    what: impl FnOnce(Done) -> T,
+) -> BoxFuture<'static, ()> {
+    let (done, waiting) = oneshot::channel();
+    let sent = match &*to.lock() {
+        Some(thread) => thread.send(what(done)).is_ok(),
+        None => false,
+    };
+    Box::pin(async move {
+        if sent {
+            // A thread that has ended had nothing left to invalidate.
+            let _ = waiting.await;
+        }
+    })
 }
 
 impl KernelCaches for Kernel {
     fn forget_inode(&self, ino: InodeId, data: bool) -> BoxFuture<'static, ()> {
-        self.forget(if data {
-            What::Pages(ino)
-        } else {
-            What::Attributes(ino)
-        })
+        send(&self.inodes, |done| Forget { ino, data, done })
     }
 
     fn forget_entries(&self, _: InodeId, _: &Bytes) -> BoxFuture<'static, ()> {
         if self.knows_epochs.load(std::sync::atomic::Ordering::Acquire) {
-            return self.forget(What::Names);
+            return send(&self.names, |done| done);
         }
         Box::pin(tokio::time::sleep(OLD_KERNEL_VALID))
     }
 }
 
-fn run(inbox: &mpsc::Receiver<Forget>, notifier: &Notifier, device: &OwnedFd, root: InodeId) {
+fn spawn(name: &str, thread: impl FnOnce() + Send + 'static) -> bool {
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(thread);
+    if let Err(error) = &spawned {
+        tracing::error!(%error, name, "no thread for invalidations");
+    }
+    spawned.is_ok()
+}
+
+/// Any number of names is forgotten with one epoch.
+fn forget_names(inbox: &mpsc::Receiver<Done>, device: &OwnedFd) {
     while let Ok(first) = inbox.recv() {
-        let mut names = Vec::new();
-        let mut next = Some(first);
-        while let Some(Forget { what, done }) = next {
-            match what {
-                // Any number of names is forgotten with one epoch.
-                What::Names => names.push(done),
-                What::Attributes(ino) => {
-                    invalidate(notifier, outward(ino, root), -1);
-                    let _ = done.send(());
-                }
-                What::Pages(ino) => {
-                    invalidate(notifier, outward(ino, root), 0);
-                    let _ = done.send(());
-                }
-            }
-            next = inbox.try_recv().ok();
+        let all: Vec<Done> = std::iter::once(first).chain(inbox.try_iter()).collect();
+        raise_epoch(device);
+        for done in all {
+            let _ = done.send(());
         }
-        if !names.is_empty() {
-            raise_epoch(device);
-            for done in names {
-                // Whoever waited may have given up.
-                let _ = done.send(());
-            }
-        }
+    }
+}
+
+fn forget_inodes(inbox: &Mutex<mpsc::Receiver<Forget>>, notifier: &Notifier, root: InodeId) {
+    loop {
+        // One waits for the next, the others for their turn.
+        let next = inbox.lock().recv();
+        let Ok(Forget { ino, data, done }) = next else {
+            return;
+        };
+        invalidate(notifier, outward(ino, root), if data { 0 } else { -1 });
+        let _ = done.send(());
     }
 }
 
@@ -141,6 +153,8 @@ fn raise_epoch(device: &OwnedFd) -> bool {
     rustix::io::write(device, &message).is_ok()
 }
 
+/// Files that may be waited for at the same time.
+const THREADS: usize = 4;
 /// Number of the notification in the FUSE protocol (7.44).
 const NOTIFY_INC_EPOCH: i32 = 8;
 /// Validity of names under kernels that know no epochs.
