@@ -232,6 +232,7 @@ fn with_etcd(seen: &mut Seen) {
         let member = Member {
             id: at + 1,
             name: pod,
+            started: true,
             peer,
             learner: false,
         };
