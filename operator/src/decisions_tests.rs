@@ -241,6 +241,7 @@ pub(crate) fn with_etcd(seen: &mut Seen) {
         let member = Member {
             id: at + 1,
             name: pod,
+            started: true,
             peer,
             learner: false,
         };

@@ -16,7 +16,7 @@ class MetadataMemberLost(Scenario):
     seconds = 480
 
     def run(self) -> None:
-        self.there.of("apply", "-f", "-", stdin=cluster())
+        self.kubectl("--namespace", NAMESPACE, "apply", "-f", "-", stdin=cluster())
         self.there.of("wait", f"hithercluster/{CLUSTER}", "--for=condition=Ready",
                       "--timeout=180s")
         self.wait_members("True")

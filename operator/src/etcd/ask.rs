@@ -127,6 +127,7 @@ impl Link {
         let one = |member: &etcd_client::Member| Member {
             id: member.id(),
             name: member.name().to_owned(),
+            started: !member.client_urls().is_empty(),
             peer: member.peer_urls().first().cloned().unwrap_or_default(),
             learner: member.is_learner(),
         };

@@ -103,7 +103,7 @@ fn entry(has_data: bool, began: bool, peer: &str, listed: Option<&[Member]>) -> 
     }
     match listed {
         Some(members) => match members.iter().find(|member| member.peer == peer) {
-            Some(member) if member.name.is_empty() => Entry::Join,
+            Some(member) if !member.started => Entry::Join,
             Some(_) => Entry::Wait("this member has data, and its volume has none"),
             None => Entry::Wait("this member is not on the list"),
         },
@@ -289,10 +289,12 @@ const AGAIN: Duration = Duration::from_secs(2);
 mod tests {
     use super::*;
 
-    fn listed(name: &str) -> Vec<Member> {
+    fn listed(started: bool) -> Vec<Member> {
         vec![Member {
             id: 1,
-            name: name.into(),
+            // Those of the beginning have their names before they start.
+            name: "e".into(),
+            started,
             peer: "p".into(),
             learner: false,
         }]
@@ -309,17 +311,17 @@ mod tests {
         assert_eq!(entry(false, false, "p", None), Entry::Begin);
         assert!(matches!(entry(false, true, "p", None), Entry::Wait(_)));
         assert!(matches!(
-            entry(false, false, "p", Some(&listed("e"))),
+            entry(false, false, "p", Some(&listed(true))),
             Entry::Wait(_)
         ));
     }
 
     #[test]
     fn without_data_only_a_member_that_never_started_joins() {
-        assert_eq!(entry(false, true, "p", Some(&listed(""))), Entry::Join);
-        assert_eq!(entry(false, false, "p", Some(&listed(""))), Entry::Join);
+        assert_eq!(entry(false, true, "p", Some(&listed(false))), Entry::Join);
+        assert_eq!(entry(false, false, "p", Some(&listed(false))), Entry::Join);
         assert!(matches!(
-            entry(false, true, "p", Some(&listed("e"))),
+            entry(false, true, "p", Some(&listed(true))),
             Entry::Wait(_)
         ));
         assert!(matches!(entry(false, true, "p", Some(&[])), Entry::Wait(_)));

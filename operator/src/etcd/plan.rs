@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 pub struct Member {
     /// Its id.
     pub id: u64,
-    /// Its name; empty until it has started for the first time.
+    /// Its name; a member that was added has none until it starts.
     pub name: String,
+    /// Whether it has ever started: then it has told where it takes clients.
+    pub started: bool,
     /// Its address for other members.
     pub peer: String,
     /// Whether it only learns, without a vote.
@@ -138,7 +140,7 @@ pub fn plan(world: &World) -> Plan {
     let place_of = |member: &Member| world.places.iter().find(|p| p.peer == member.peer);
     for member in members {
         match place_of(member) {
-            Some(place) if place.waits && !member.name.is_empty() => {
+            Some(place) if place.waits && member.started => {
                 let why = format!("{} has lost its data", place.pod);
                 return remove(world, members, member, &why);
             }
@@ -209,7 +211,7 @@ fn with_learner(world: &World, learner: &Member) -> Plan {
         return Plan::step(Step::Remove(learner.id), why);
     };
     let pod = &place.pod;
-    let began = !learner.name.is_empty();
+    let began = learner.started;
     if place.waits && began {
         let why = format!("{pod} has lost its data before it had a vote");
         return Plan::step(Step::Remove(learner.id), why);
@@ -374,6 +376,7 @@ mod tests {
         let members = (0..3).map(|at| Member {
             id: at + 1,
             name: format!("e-{at}"),
+            started: true,
             peer: peer(at),
             learner: false,
         });
@@ -425,7 +428,7 @@ mod tests {
         world.established = false;
         // The third has not started yet.
         lose(&mut world, 2);
-        members(&mut world)[2].name.clear();
+        members(&mut world)[2].started = false;
         assert_eq!(step(&world), Some(Step::Establish));
     }
 
@@ -433,7 +436,7 @@ mod tests {
     fn a_member_that_never_started_is_let_start() {
         let mut world = world();
         lose(&mut world, 2);
-        members(&mut world)[2].name.clear();
+        members(&mut world)[2].started = false;
         let plan = plan(&world);
         assert_eq!(plan.step, None);
         assert!(plan.waiting.unwrap().contains("e-2"));
@@ -505,13 +508,14 @@ mod tests {
         members(&mut world).push(Member {
             id: 9,
             name: String::new(),
+            started: false,
             peer: peer(1),
             learner: true,
         });
         assert_eq!(step(&world), None, "it has not started yet");
         assert!(!is_whole(&world));
         world.places[1].waits = false;
-        members(&mut world)[2].name = "e-1".into();
+        members(&mut world)[2].started = true;
         assert_eq!(step(&world), None, "it does not answer yet");
         world.places[1].said = Some(Said {
             id: 9,
@@ -537,7 +541,7 @@ mod tests {
         lose(&mut world, 0);
         lose(&mut world, 1);
         members(&mut world)[1].learner = true;
-        members(&mut world)[1].name.clear();
+        members(&mut world)[1].started = false;
         assert_eq!(step(&world), None);
     }
 

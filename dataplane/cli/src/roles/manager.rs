@@ -24,7 +24,7 @@ struct Config {
     dir: Option<PathBuf>,
     /// etcd endpoints, separated by commas.
     etcd: Option<String>,
-    /// Directory with the certificates for TLS with etcd; see [`super::etcd`].
+    /// Directory with the certificates for TLS with etcd; ca.crt, tls.crt, tls.key.
     etcd_tls: Option<PathBuf>,
     /// Address to listen at. Default 127.0.0.1:7650.
     listen: String,

@@ -52,7 +52,7 @@ mod with_etcd {
         rank: u16,
         /// etcd endpoints, separated by commas.
         etcd: String,
-        /// Directory with the certificates for TLS with etcd; see [`crate::roles::etcd`].
+        /// Directory with the certificates for TLS with etcd; ca.crt, tls.crt, tls.key.
         etcd_tls: Option<PathBuf>,
         /// Address to listen at. Default 127.0.0.1:7651.
         listen: String,
