@@ -89,9 +89,9 @@ fn two_mounts_write_to_one_mapped_file() {
             "--name=mapped",
             "--ioengine=mmap",
             "--rw=randwrite",
-            "--bs=512",
+            "--bs=4k",
         ]);
-        fio.args(["--size=64k", "--io_size=128k", "--fsync=8", "--thread"]);
+        fio.args(["--size=64k", "--loops=20", "--fsync=2", "--thread"]);
         fio.arg(format!("--filename={}", at.join("f").display()));
         fio.arg(format!("--offset={offset}"));
         fio.stdout(Stdio::null()).spawn().unwrap()
