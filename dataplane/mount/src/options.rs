@@ -395,6 +395,20 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_has_the_same_table() {
+        let page = include_str!("../../../docs/commands.md");
+        for Described {
+            name,
+            default,
+            effect,
+        } in TABLE
+        {
+            let row = format!("| `{name}` | {default} | {effect} |");
+            assert!(page.contains(&row), "docs/commands.md lacks: {row}");
+        }
+    }
+
+    #[test]
     fn what_fstab_adds_is_ignored() {
         let options = Options::parse("rw,nosuid,nodev,_netdev,x-systemd.automount").unwrap();
         assert_eq!(options, Options::default());
