@@ -91,7 +91,7 @@ fn two_mounts_write_to_one_mapped_file() {
             "--rw=randwrite",
             "--bs=4k",
         ]);
-        fio.args(["--size=64k", "--loops=20", "--fsync=2", "--thread"]);
+        fio.args(["--size=64k", "--loops=5", "--fsync=2", "--thread"]);
         fio.arg(format!("--filename={}", at.join("f").display()));
         fio.arg(format!("--offset={offset}"));
         fio.stdout(Stdio::null()).spawn().unwrap()

@@ -234,8 +234,14 @@ impl File {
         declined
     }
 
+    /// As [`File::wants_to_write`], and not before so long.
+    pub(crate) async fn wants_to_write_for(&self, long: Duration) {
+        tokio::time::sleep(long).await;
+        self.wants_to_write().await;
+    }
+
     /// Waits until somebody here asks for more than the shared lease that is held.
-    pub(crate) async fn wants_to_write(&self) {
+    async fn wants_to_write(&self) {
         loop {
             let asked = self.asked.notified();
             tokio::pin!(asked);

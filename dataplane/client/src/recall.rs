@@ -236,7 +236,7 @@ impl Inner {
                 // and forgets the page only then: two who do so would wait for each other.
                 writes = tokio::select! {
                     () = self.kernel.forget_inode(file.ino, true) => false,
-                    () = file.wants_to_write() => true,
+                    () = file.wants_to_write_for(GRACE) => true,
                 };
             }
             // Without holding anybody up; what fails is tried again, and then given up.
@@ -285,6 +285,9 @@ impl Inner {
     }
 }
 
+/// Time the kernel gets to forget a file that somebody here waits to write: longer than it takes
+/// unless it is writing a page of it back.
+const GRACE: Duration = Duration::from_millis(100);
 /// Attempts to find a moment without reads before a lease ends.
 const ROUNDS: u32 = 3;
 /// While a lease is being given back, progress is reported this often within the time an operation
