@@ -22,22 +22,14 @@ use crate::conditions::changed;
 use crate::desired::{CLUSTER_LABEL, MANAGED_BY, Object, POOL_LABEL};
 use crate::error::Error;
 
-/// A resource in a namespace whose type is known.
-pub(super) trait Ours:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Clone
-    + Debug
-    + DeserializeOwned
-    + Serialize
+/// A resource whose type is known; in a namespace where nothing else is said.
+pub(super) trait Ours<Scope = NamespaceResourceScope>:
+    Resource<DynamicType = (), Scope = Scope> + Clone + Debug + DeserializeOwned + Serialize
 {
 }
 
-impl<K> Ours for K where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + DeserializeOwned
-        + Serialize
+impl<K, Scope> Ours<Scope> for K where
+    K: Resource<DynamicType = (), Scope = Scope> + Clone + Debug + DeserializeOwned + Serialize
 {
 }
 

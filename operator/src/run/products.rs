@@ -1,17 +1,13 @@
 //! What a class is in Kubernetes: objects of the whole of it, of the class's own name. One of that
 //! name which somebody else has made is left alone.
 
-use std::fmt::Debug;
-
 use k8s_openapi::ClusterResourceScope;
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
 use kube::api::{DeleteParams, Patch, Preconditions};
-use kube::{Api, Resource, ResourceExt as _};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::{Api, ResourceExt as _};
 
 use super::Context;
-use super::apply::params;
+use super::apply::{Ours, params};
 use super::calls::ask;
 use crate::api::ChunkStorageClass;
 use crate::desired::{
@@ -45,26 +41,7 @@ pub(super) async fn remove(context: &Context, class: &ChunkStorageClass) -> Resu
     remove_one::<VolumeAttributesClass>(context, class).await
 }
 
-/// An object of the whole of Kubernetes whose type is known.
-trait Product:
-    Resource<DynamicType = (), Scope = ClusterResourceScope>
-    + Clone
-    + Debug
-    + DeserializeOwned
-    + Serialize
-{
-}
-
-impl<K> Product for K where
-    K: Resource<DynamicType = (), Scope = ClusterResourceScope>
-        + Clone
-        + Debug
-        + DeserializeOwned
-        + Serialize
-{
-}
-
-async fn keep_one<K: Product>(
+async fn keep_one<K: Ours<ClusterResourceScope>>(
     context: &Context,
     class: &ChunkStorageClass,
     wanted: &K,
@@ -91,7 +68,10 @@ async fn keep_one<K: Product>(
     Ok(None)
 }
 
-async fn remove_one<K: Product>(context: &Context, class: &ChunkStorageClass) -> Result<(), Error> {
+async fn remove_one<K: Ours<ClusterResourceScope>>(
+    context: &Context,
+    class: &ChunkStorageClass,
+) -> Result<(), Error> {
     let name = class_kubernetes_name(class);
     let what = format!("delete {} {name}", K::kind(&()));
     let api: Api<K> = Api::all(context.client.clone());
