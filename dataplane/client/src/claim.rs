@@ -51,7 +51,9 @@ impl Client {
     /// could write beside whoever claims the directory next.
     ///
     /// A claim keeps off other claims of the same directory and nothing else. `evict` names a
-    /// session that is ended if it has the claim: fenced at the chunkservers first.
+    /// session that is ended if it has the claim: fenced at the chunkservers first, for all that the
+    /// rank of the directory serves. A subtree below it that another rank serves is not fenced by
+    /// this.
     ///
     /// # Errors
     /// [`ClaimError`].

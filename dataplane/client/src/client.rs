@@ -1,6 +1,7 @@
 //! The client: parts and their life.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -31,8 +32,10 @@ use crate::session::{AskError, How, Session, SessionOwner};
 /// What a front end has to do when something it passed to the kernel is recalled. Each call
 /// returns once the kernel has dropped it; it may write dirty pages back meanwhile.
 pub trait KernelCaches: Send + Sync + 'static {
-    /// Attributes of an inode, and with `data` its pages.
-    fn forget_inode(&self, ino: InodeId, data: bool) -> BoxFuture<'static, ()>;
+    /// Attributes of an inode.
+    fn forget_attributes(&self, ino: InodeId) -> BoxFuture<'static, ()>;
+    /// Attributes of an inode, and its pages in which bytes of this range lie.
+    fn forget_pages(&self, ino: InodeId, bytes: Range<u64>) -> BoxFuture<'static, ()>;
     /// An entry of a directory, or with an empty name all of them.
     fn forget_entries(&self, dir: InodeId, name: &Bytes) -> BoxFuture<'static, ()>;
 }
@@ -42,7 +45,11 @@ pub trait KernelCaches: Send + Sync + 'static {
 pub struct NoKernelCaches;
 
 impl KernelCaches for NoKernelCaches {
-    fn forget_inode(&self, _: InodeId, _: bool) -> BoxFuture<'static, ()> {
+    fn forget_attributes(&self, _: InodeId) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn forget_pages(&self, _: InodeId, _: Range<u64>) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
 
@@ -282,7 +289,20 @@ impl Inner {
                 owner,
             )
         });
-        Arc::clone(session)
+        let session = Arc::clone(session);
+        drop(sessions);
+        if self.over.load(Ordering::Acquire) {
+            session.give_up();
+        }
+        session
+    }
+
+    /// Ends with one session: nothing is done under the others either.
+    pub(crate) fn end_with_session(&self) {
+        self.over.store(true, Ordering::Release);
+        for session in self.sessions.lock().values() {
+            session.give_up();
+        }
     }
 
     /// The session with the rank that serves an inode's primary entry, as this client believes.
@@ -387,9 +407,7 @@ impl Inner {
         let mut known = self.files.lock();
         for ino in given {
             let idle = known.get(ino).is_some_and(|file| {
-                file.handles.lock().open == 0
-                    && file.lease() == Lease::None
-                    && Arc::strong_count(file) <= 2
+                file.handles.lock().open == 0 && file.is_idle() && Arc::strong_count(file) <= 2
             });
             if idle {
                 known.remove(ino);
@@ -401,7 +419,10 @@ impl Inner {
     /// [`all_files`](Self::all_files).
     pub(crate) fn forget_if_unused(&self, file: &Arc<File>) {
         let mut files = self.files.lock();
-        let told = file.data.lock().errors.untold().is_ok();
+        let told = {
+            let data = file.data.lock();
+            data.errors.untold().is_ok() && data.mapped.is_empty()
+        };
         // The map's, the list's and the caller's.
         if file.handles.lock().open == 0 && told && Arc::strong_count(file) <= 3 {
             files.remove(&file.ino);
@@ -469,6 +490,7 @@ impl Inner {
     }
 
     async fn end_file(&self, file: &Arc<File>) -> Result<(), FsError> {
+        self.settle_mapped(file).await?;
         let _alone = file.gate.write().await;
         let ended = self.give_back(file, Lease::None).await;
         ended.and(file.data.lock().errors.untold())

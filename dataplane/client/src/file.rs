@@ -65,6 +65,15 @@ pub(crate) struct Data {
     pub(crate) floors: BTreeMap<u32, u64>,
     /// Written here, not sent.
     pub(crate) dirty: Extents,
+    /// Mapped pages the kernel wrote back while the exclusive lease was not held.
+    pub(crate) mapped: Extents,
+    /// The exclusive lease is being asked for because of them.
+    pub(crate) fetching: bool,
+    /// Pages that writes of this moment keep locked in the kernel, and how many of those there were.
+    writing: Vec<u64>,
+    pub(crate) writes_begun: u64,
+    /// Recalls of a lease that are being answered.
+    pub(crate) recalls: u32,
     /// Sent, not acknowledged.
     pub(crate) in_flight: Extents,
     /// Acknowledged, not flushed; by chunk index.
@@ -103,8 +112,8 @@ pub(crate) struct File {
     /// Held shared by whoever uses the lease, alone by who ends it. Nobody waits for the metadata
     /// server to give something while holding it.
     pub(crate) gate: Arc<tokio::sync::RwLock<()>>,
-    /// A request for a lease has ended.
-    asked: Notify,
+    /// Told when something a task here may wait for has changed in `data`.
+    changed: Notify,
     /// Reads begun.
     reads: AtomicU64,
     /// One request for a lease at a time.
@@ -171,7 +180,7 @@ impl File {
             ino,
             data: Mutex::default(),
             gate: Arc::default(),
-            asked: Notify::new(),
+            changed: Notify::new(),
             reads: AtomicU64::new(0),
             acquiring: Arc::default(),
             flushing: tokio::sync::Mutex::new(()),
@@ -183,6 +192,12 @@ impl File {
 
     pub(crate) fn lease(&self) -> Lease {
         self.data.lock().lease
+    }
+
+    /// Nothing is held, and nothing waits to be written.
+    pub(crate) fn is_idle(&self) -> bool {
+        let data = self.data.lock();
+        data.lease == Lease::None && data.mapped.is_empty()
     }
 
     /// Size and modification time, where this mount decides about them.
@@ -204,21 +219,42 @@ impl File {
     /// it has taken it in and (with the gate) used it once, so that mounts that want the same file
     /// all make progress.
     pub(crate) async fn await_grant(&self, lease: u64) {
-        let taken = async {
-            loop {
-                let mut asked = std::pin::pin!(self.asked.notified());
-                asked.as_mut().enable();
-                {
-                    let data = self.data.lock();
-                    if !data.asking || data.holds(lease) {
-                        return;
-                    }
-                }
-                asked.await;
-            }
-        };
+        let taken = self.until(|data| !data.asking || data.holds(lease));
         // A grant that was lost with a connection never comes.
         let _ = tokio::time::timeout(GRANT_WAIT, taken).await;
+    }
+
+    /// Waits until this is so; only what tells of changes may be asked for.
+    pub(crate) async fn until(&self, so: impl Fn(&Data) -> bool) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if so(&self.data.lock()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// A recall that is being answered.
+pub(crate) struct Recalled<'a>(&'a File);
+
+impl Drop for Recalled<'_> {
+    fn drop(&mut self) {
+        self.0.data.lock().recalls -= 1;
+    }
+}
+
+/// A write that keeps a page locked in the kernel.
+pub(crate) struct Writing<'a>(&'a File, u64);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let writing = &mut self.0.data.lock().writing;
+        if let Some(at) = writing.iter().position(|page| *page == self.1) {
+            writing.swap_remove(at);
+        }
     }
 }
 
@@ -230,30 +266,43 @@ impl File {
             data.asking = true;
             data.declined
         };
-        self.asked.notify_waiters();
+        self.changed.notify_waiters();
         declined
     }
 
-    /// As [`File::wants_to_write`], and not before so long.
-    pub(crate) async fn wants_to_write_for(&self, long: Duration) {
-        tokio::time::sleep(long).await;
-        self.wants_to_write().await;
+    /// A recall is being answered until the guard is dropped.
+    pub(crate) fn recall_begins(&self) -> Recalled<'_> {
+        self.data.lock().recalls += 1;
+        self.changed.notify_waiters();
+        Recalled(self)
     }
 
-    /// Waits until somebody here asks for more than the shared lease that is held.
-    async fn wants_to_write(&self) {
-        loop {
-            let asked = self.asked.notified();
-            tokio::pin!(asked);
-            asked.as_mut().enable();
-            {
-                let data = self.data.lock();
-                if data.asking && data.lease == Lease::Shared {
-                    return;
-                }
-            }
-            asked.await;
+    /// A write is under way until the guard is dropped, and keeps this page locked in the kernel.
+    pub(crate) fn write_begins(&self, page: Option<u64>) -> Option<Writing<'_>> {
+        let page = page?;
+        {
+            let mut data = self.data.lock();
+            data.writing.push(page);
+            data.writes_begun += 1;
         }
+        self.changed.notify_waiters();
+        Some(Writing(self, page))
+    }
+
+    /// How many writes have kept pages locked so far, and the pages of those under way, in order.
+    pub(crate) fn writes(&self) -> (u64, Vec<u64>) {
+        let data = self.data.lock();
+        let mut pages = data.writing.clone();
+        pages.sort_unstable();
+        pages.dedup();
+        (data.writes_begun, pages)
+    }
+
+    /// Waits until somebody here has asked for more than the shared lease that is held for so long.
+    pub(crate) async fn wants_to_write_for(&self, long: Duration) {
+        tokio::time::sleep(long).await;
+        let wants = |data: &Data| data.asking && data.lease == Lease::Shared;
+        self.until(wants).await;
     }
 
     /// Leases are being re-stated: what is granted and not taken in yet does not count.
@@ -267,7 +316,7 @@ impl File {
     /// The answer has been taken in, or there is none.
     pub(crate) fn ask_ended(&self) {
         self.data.lock().asking = false;
-        self.asked.notify_waiters();
+        self.changed.notify_waiters();
     }
 }
 
@@ -356,6 +405,9 @@ impl Data {
         }
         if !self.dirty.is_empty() {
             parts.extend(self.dirty.within(range));
+        }
+        if !self.mapped.is_empty() {
+            parts.extend(self.mapped.within(range));
         }
         parts
     }
@@ -449,6 +501,7 @@ impl Data {
             || self.unreported_size
             || self.errors.untold().is_err()
             || !self.dirty.is_empty()
+            || !self.mapped.is_empty()
             || !self.in_flight.is_empty()
             || !self.unsynced.is_empty()
             || !self.unreported.is_empty();

@@ -45,7 +45,12 @@ impl Inner {
             session.wait_valid(deadline).await?;
             {
                 let held = file.gate.read().await;
-                if enough(file.lease()) {
+                let mut data = file.data.lock();
+                if enough(data.lease) {
+                    if exclusive {
+                        self.adopt_mapped(&mut data);
+                    }
+                    drop(data);
                     return Ok(held);
                 }
             }
@@ -54,6 +59,9 @@ impl Inner {
                 continue;
             }
             if let Some(held) = self.acquire(file, exclusive).await? {
+                if exclusive {
+                    self.adopt_mapped(&mut file.data.lock());
+                }
                 return Ok(held);
             }
             if Instant::now() >= deadline {

@@ -32,6 +32,7 @@ mod flush;
 mod lease;
 mod list;
 mod locks;
+mod mapped;
 mod marks;
 mod names;
 mod read;

@@ -477,12 +477,15 @@ impl Client {
         self.inner.write(open, offset, data).await
     }
 
-    /// Tells errors of earlier writes, once, as close(2) should.
+    /// Tells errors of earlier writes, once, as close(2) should. What was written through a mapping
+    /// is seen by others from then on.
     ///
     /// # Errors
     /// The error of data that could not be stored.
-    pub fn flush(&self, open: &OpenFile) -> Result<(), FsError> {
-        open.told()
+    pub async fn flush(&self, open: &OpenFile) -> Result<(), FsError> {
+        let settled = self.inner.settle_mapped(&open.file).await;
+        let told = open.told();
+        settled.and(told)
     }
 
     /// Everything written to the file is on stable storage when this returns.
@@ -685,6 +688,7 @@ impl Inner {
             && (resize || set.mtime.is_some())
         {
             // Writers wait: what they have written is sent and told first.
+            self.settle_mapped(file).await?;
             let alone = file.gate.write().await;
             lease = self.settle_before_change(file).await?;
             // Without the exclusive lease the server may have to recall this mount's own first.
@@ -826,6 +830,7 @@ impl Inner {
         let count = |data: &crate::file::Data| -> usize {
             data.unsynced.values().map(|u| u.data.bytes()).sum()
         };
+        self.cut_mapped(&mut data, size);
         let (dirty, unsynced) = (data.dirty.bytes(), count(&data));
         data.dirty.truncate(size);
         for unsynced in data.unsynced.values_mut() {

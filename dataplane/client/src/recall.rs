@@ -1,5 +1,6 @@
 //! Giving leases back: kernel caches first, then what is dirty, then the acknowledgement.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -43,7 +44,7 @@ impl SessionOwner for Inner {
                 Ok((reply, raced)) => {
                     responder.ok(&reply);
                     if raced {
-                        inner.kernel.forget_inode(ino, true).await;
+                        inner.kernel.forget_pages(ino, ALL).await;
                     }
                 }
                 // Nothing was given back: the server asks again.
@@ -96,7 +97,7 @@ impl SessionOwner for Inner {
         let goes_on = !self.ends_with_session.load(Ordering::Acquire);
         if !goes_on {
             tracing::error!("the session was ended, and with it the claim: everything fails now");
-            self.over.store(true, Ordering::Release);
+            self.end_with_session();
         }
         let why = FsError::new(Errno::EIO, "the session was ended by the server");
         for change in changes {
@@ -109,7 +110,7 @@ impl SessionOwner for Inner {
         let kernel = Arc::clone(&self.kernel);
         tokio::spawn(async move {
             for ino in inodes {
-                kernel.forget_inode(ino, true).await;
+                kernel.forget_pages(ino, ALL).await;
             }
         });
         goes_on
@@ -134,7 +135,7 @@ impl SessionOwner for Inner {
         let kernel = Arc::clone(&self.kernel);
         tokio::spawn(async move {
             for ino in leased {
-                kernel.forget_inode(ino, true).await;
+                kernel.forget_pages(ino, ALL).await;
             }
         });
     }
@@ -166,13 +167,13 @@ impl Inner {
             self.kernel.forget_entries(ino, &recall.name).await;
         }
         if recall.attributes {
-            self.kernel.forget_inode(ino, false).await;
+            self.kernel.forget_attributes(ino).await;
         }
     }
 
     /// A lease is gone without a recall: what was read under it is dropped from the kernel.
     pub(crate) fn forget_pages_soon(&self, ino: InodeId) {
-        let forgotten = self.kernel.forget_inode(ino, true);
+        let forgotten = self.kernel.forget_pages(ino, ALL);
         tokio::spawn(forgotten);
     }
 
@@ -188,7 +189,7 @@ impl Inner {
             }
             if recall.data_lease != 0 && !recall.report_only {
                 // What was read under a lease that was forgotten may be in the kernel still.
-                self.kernel.forget_inode(ino, true).await;
+                self.kernel.forget_pages(ino, ALL).await;
             }
             return Ok((RecallReply::default(), false));
         };
@@ -220,6 +221,7 @@ impl Inner {
         recall: &Recall,
     ) -> Result<bool, FsError> {
         file.await_grant(recall.data_lease).await;
+        let _recalled = file.recall_begins();
         let _until_done = self.report_progress(file);
         let to = if recall.keep_shared {
             Lease::Shared
@@ -227,16 +229,16 @@ impl Inner {
             Lease::None
         };
         let mut rounds = ROUNDS;
-        let mut writes = false;
+        let mut stuck = false;
         loop {
             rounds -= 1;
             let reads = file.reads_begun();
-            if !recall.keep_shared && !writes {
-                // The kernel may be writing a page back, for which the exclusive lease is needed,
-                // and forgets the page only then: two who do so would wait for each other.
-                writes = tokio::select! {
-                    () = self.kernel.forget_inode(file.ino, true) => false,
-                    () = file.wants_to_write_for(GRACE) => true,
+            if !recall.keep_shared && !stuck {
+                // The kernel may keep a page until an operation is answered for which the exclusive
+                // lease is needed: two mounts would wait for each other.
+                stuck = tokio::select! {
+                    () = self.forget_pages(file) => false,
+                    () = file.wants_to_write_for(STUCK) => true,
                 };
             }
             // Without holding anybody up; what fails is tried again, and then given up.
@@ -245,14 +247,14 @@ impl Inner {
             }
             let _alone = file.gate.write().await;
             let raced = !recall.keep_shared && file.reads_begun() != reads;
-            if raced && rounds > 0 && !writes {
+            if raced && rounds > 0 && !stuck {
                 continue;
             }
             file.data.lock().note_recall(recall.data_lease);
             self.give_back(file, to).await?;
             // A torn file keeps nothing, whatever was asked for.
             let unasked = recall.keep_shared && file.lease() == Lease::None;
-            return Ok(raced || unasked || writes);
+            return Ok(raced || unasked || stuck);
         }
     }
 
@@ -285,9 +287,11 @@ impl Inner {
     }
 }
 
-/// Time the kernel gets to forget a file that somebody here waits to write: longer than it takes
-/// unless it is writing a page of it back.
-const GRACE: Duration = Duration::from_millis(100);
+/// Time the kernel gets to forget a file that somebody here waits to change. What takes so long is a
+/// cut that holds up the pages that are written back, while another mount does the same.
+const STUCK: Duration = Duration::from_secs(1);
+/// All pages of a file.
+const ALL: Range<u64> = 0..u64::MAX;
 /// Attempts to find a moment without reads before a lease ends.
 const ROUNDS: u32 = 3;
 /// While a lease is being given back, progress is reported this often within the time an operation

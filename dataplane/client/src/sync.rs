@@ -32,6 +32,7 @@ impl Inner {
 
     /// Data stable, then size and times reported, then those in the store.
     pub(crate) async fn make_safe(&self, file: &File) -> Result<(), FsError> {
+        self.settle_mapped(file).await?;
         self.flush_stable(file).await?;
         if self.report(file, true).await? {
             return Ok(());
@@ -336,6 +337,7 @@ impl Inner {
             || !data.unsynced.is_empty()
             || !data.unreported.is_empty();
         self.drop_pending(&mut data);
+        let pending = self.drop_mapped(&mut data) || pending;
         data.unreported.clear();
         data.unreported_size = false;
         if pending {

@@ -39,7 +39,7 @@ pub(crate) async fn tidy(weak: Weak<Inner>) {
 impl Inner {
     async fn tidy_file(self: &Arc<Self>, file: &Arc<File>, much: bool) {
         let open = file.handles.lock().open > 0;
-        let (dirty, unsynced, report) = {
+        let (mapped, dirty, unsynced, report) = {
             let mut data = file.data.lock();
             // Whoever is at it already is not waited for: other files want to be looked after.
             let flushing = data.flusher_runs || file.flushing.try_lock().is_err();
@@ -57,8 +57,13 @@ impl Inner {
             } else {
                 data.ticks_idle.saturating_add(1)
             };
-            (dirty, unsynced, data.ticks_unreported >= REPORT_TICKS)
+            let report = data.ticks_unreported >= REPORT_TICKS;
+            let mapped = !data.mapped.is_empty() && !std::mem::replace(&mut data.fetching, true);
+            (mapped, dirty, unsynced, report)
         };
+        if mapped {
+            self.settle_mapped_once(file).await;
+        }
         // Should this mount die, its files end where the last report says.
         if report && let Err(error) = self.report(file, false).await {
             tracing::debug!(ino = %file.ino, %error, "size and times are reported later");
@@ -149,7 +154,7 @@ impl Inner {
             }
             let reads = file.reads_begun();
             if file.lease() != Lease::None {
-                self.kernel.forget_inode(file.ino, true).await;
+                self.forget_pages(&file).await;
             }
             let _alone = file.gate.write().await;
             if file.reads_begun() != reads {

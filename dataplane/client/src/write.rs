@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use crate::client::Inner;
 use crate::error::FsError;
-use crate::file::{File, Lease, OpenFile};
+use crate::file::{Data, File, Lease, OpenFile};
+use crate::mapped::locked_page;
 
 /// Data that is dirty now.
 struct Written {
@@ -38,6 +39,8 @@ impl Inner {
     ) -> Result<u64, FsError> {
         let file = &open.file;
         let deadline = self.deadline();
+        let page = locked_page(offset, data.len()).filter(|_| !open.append);
+        let writing = file.write_begins(page);
         self.wait_for_memory(file, data.len(), deadline).await?;
         let mut asked = false;
         let written = loop {
@@ -55,6 +58,7 @@ impl Inner {
                 Put::NoRoom => return Err(Errno::EDQUOT.into()),
             }
         };
+        drop(writing);
         if written.kick {
             self.spawn_flusher(file);
         }
@@ -110,6 +114,16 @@ impl Inner {
         if end > state.size && end > state.size_max {
             return Put::NoRoom;
         }
+        let kick = self.make_dirty(&mut state, offset, data);
+        Put::Done(Written { offset, kick })
+    }
+
+    /// Puts data among what is dirty; true: the caller starts a flusher.
+    pub(crate) fn make_dirty(&self, state: &mut Data, offset: u64, data: Bytes) -> bool {
+        if data.is_empty() {
+            return false;
+        }
+        let end = offset.saturating_add(data.len() as u64);
         let before = state.dirty.bytes();
         state.dirty.insert(offset, data);
         let after = state.dirty.bytes();
@@ -121,11 +135,11 @@ impl Inner {
         state.generation += 1;
         let kick = after >= FRAME_BYTES && !state.flusher_runs;
         state.flusher_runs |= kick;
-        Put::Done(Written { offset, kick })
+        kick
     }
 
     /// Writers wait while too much is not on the servers yet.
-    async fn wait_for_memory(
+    pub(crate) async fn wait_for_memory(
         self: &Arc<Self>,
         file: &Arc<File>,
         bytes: usize,
@@ -189,7 +203,7 @@ impl Inner {
         });
     }
 
-    fn spawn_flusher(self: &Arc<Self>, file: &Arc<File>) {
+    pub(crate) fn spawn_flusher(self: &Arc<Self>, file: &Arc<File>) {
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         tokio::spawn(async move {
             if let Err(error) = inner.flush_dirty(&file, false).await {

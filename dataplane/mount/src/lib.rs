@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod advice;
+mod crew;
 mod front;
 mod mount;
 mod notify;

@@ -1,9 +1,10 @@
-//! Making the kernel forget. Runs on a thread that serves no request.
+//! Making the kernel forget. Runs on threads that serve no request.
 //!
 //! Invalidating an entry needs the parent's inode lock, which the kernel holds during its own
 //! creates there; so names are invalidated by raising the mount's epoch (kernel 6.16), which takes
 //! no lock. Older kernels get names for a second at most, which is then waited out.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -16,11 +17,15 @@ use hither_proto::ids::InodeId;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::crew::Crew;
+
 /// The kernel's caches of one mount.
 #[derive(Debug, Default)]
 pub(crate) struct Kernel {
     names: Mutex<Option<mpsc::Sender<Done>>>,
-    inodes: Mutex<Option<mpsc::Sender<Forget>>>,
+    attributes: Mutex<Option<mpsc::Sender<Forget>>>,
+    /// Pages that are written back are waited for: one file must not hold up others.
+    pages: Mutex<Option<Arc<Crew<Forget>>>>,
     /// Names may be kept for long: the kernel knows epochs.
     knows_epochs: std::sync::atomic::AtomicBool,
     root: std::sync::atomic::AtomicU64,
@@ -32,8 +37,8 @@ type Done = oneshot::Sender<()>;
 #[derive(Debug)]
 struct Forget {
     ino: InodeId,
-    /// Its pages too.
-    data: bool,
+    /// Pages with these bytes too.
+    pages: Option<Range<u64>>,
     done: Done,
 }
 
@@ -48,18 +53,18 @@ impl Kernel {
         if spawn("fuse-names", move || forget_names(&inbox, &device)) {
             *self.names.lock() = Some(names);
         }
-        let (inodes, inbox) = mpsc::channel();
-        // Pages that are written back are waited for: one file must not hold up all others.
-        let shared = Arc::new((Mutex::new(inbox), notifier));
-        let started = (0..THREADS).filter(|_| {
-            let shared = Arc::clone(&shared);
-            spawn("fuse-notify", move || {
-                forget_inodes(&shared.0, &shared.1, root);
-            })
-        });
-        if started.count() > 0 {
-            *self.inodes.lock() = Some(inodes);
+        let (attributes, inbox) = mpsc::channel();
+        let teller = Teller { notifier, root };
+        let for_attributes = teller.clone();
+        if spawn("fuse-attributes", move || {
+            while let Ok(forget) = inbox.recv() {
+                for_attributes.forget(forget);
+            }
+        }) {
+            *self.attributes.lock() = Some(attributes);
         }
+        let crew = Crew::new("fuse-pages", move |forget| teller.forget(forget));
+        *self.pages.lock() = Some(crew);
     }
 
     /// How long the kernel may keep a name.
@@ -68,6 +73,14 @@ impl Kernel {
             leased
         } else {
             leased.min(OLD_KERNEL_VALID)
+        }
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        if let Some(crew) = self.pages.lock().take() {
+            crew.end();
         }
     }
 }
@@ -91,8 +104,24 @@ fn send<T>(
 }
 
 impl KernelCaches for Kernel {
-    fn forget_inode(&self, ino: InodeId, data: bool) -> BoxFuture<'static, ()> {
-        send(&self.inodes, |done| Forget { ino, data, done })
+    fn forget_attributes(&self, ino: InodeId) -> BoxFuture<'static, ()> {
+        send(&self.attributes, |done| Forget {
+            ino,
+            pages: None,
+            done,
+        })
+    }
+
+    fn forget_pages(&self, ino: InodeId, bytes: Range<u64>) -> BoxFuture<'static, ()> {
+        let (done, waiting) = oneshot::channel();
+        if let Some(crew) = &*self.pages.lock() {
+            let pages = Some(bytes);
+            crew.send(Forget { ino, pages, done });
+        }
+        Box::pin(async move {
+            // Before the mount stands there is nothing to forget.
+            let _ = waiting.await;
+        })
     }
 
     fn forget_entries(&self, _: InodeId, _: &Bytes) -> BoxFuture<'static, ()> {
@@ -122,27 +151,34 @@ fn forget_names(inbox: &mpsc::Receiver<Done>, device: &OwnedFd) {
     }
 }
 
-fn forget_inodes(inbox: &Mutex<mpsc::Receiver<Forget>>, notifier: &Notifier, root: InodeId) {
-    loop {
-        // One waits for the next, the others for their turn.
-        let next = inbox.lock().recv();
-        let Ok(Forget { ino, data, done }) = next else {
-            return;
+/// Tells the kernel, and waits until it has forgotten.
+#[derive(Debug, Clone)]
+struct Teller {
+    notifier: Notifier,
+    root: InodeId,
+}
+
+impl Teller {
+    fn forget(&self, Forget { ino, pages, done }: Forget) {
+        let ino = INodeNo(if ino == self.root { 1 } else { ino.0 });
+        let (offset, length) = match pages {
+            None => (-1, 0),
+            // The kernel takes nothing for everything.
+            Some(bytes) => {
+                let length = bytes.end - bytes.start;
+                (signed(bytes.start), i64::try_from(length).unwrap_or(0))
+            }
         };
-        invalidate(notifier, outward(ino, root), if data { 0 } else { -1 });
+        if let Err(error) = self.notifier.inval_inode(ino, offset, length) {
+            // The kernel does not know the inode: it keeps nothing of it.
+            tracing::trace!(ino = ino.0, %error, "nothing to invalidate");
+        }
         let _ = done.send(());
     }
 }
 
-fn outward(ino: InodeId, root: InodeId) -> INodeNo {
-    INodeNo(if ino == root { 1 } else { ino.0 })
-}
-
-fn invalidate(notifier: &Notifier, ino: INodeNo, offset: i64) {
-    if let Err(error) = notifier.inval_inode(ino, offset, 0) {
-        // The kernel does not know the inode: it keeps nothing of it.
-        tracing::trace!(ino = ino.0, %error, "nothing to invalidate");
-    }
+fn signed(offset: u64) -> i64 {
+    i64::try_from(offset).unwrap_or(i64::MAX)
 }
 
 /// Sends `FUSE_NOTIFY_INC_EPOCH`; false where the kernel does not know it.
@@ -153,8 +189,6 @@ fn raise_epoch(device: &OwnedFd) -> bool {
     rustix::io::write(device, &message).is_ok()
 }
 
-/// Files that may be waited for at the same time.
-const THREADS: usize = 4;
 /// Number of the notification in the FUSE protocol (7.44).
 const NOTIFY_INC_EPOCH: i32 = 8;
 /// Validity of names under kernels that know no epochs.

@@ -97,12 +97,8 @@ impl Server {
     ) -> Result<Answer, FsError> {
         let open = self.file(handle)?;
         let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        if from_cache && open.append {
-            // Pages of a mapping know their place.
-            let plain = self.client.open(open.ino(), false, false).await?;
-            let written = self.client.write(&plain, offset, data).await;
-            self.client.release(&plain);
-            written?;
+        if from_cache {
+            self.client.write_back(&open, offset, data).await?;
         } else {
             self.client.write(&open, offset, data).await?;
         }
@@ -117,7 +113,7 @@ impl Server {
     ) -> Result<Answer, FsError> {
         self.unlock_owner(ino, owner, false).await?;
         let open = self.file(handle)?;
-        self.client.flush(&open)?;
+        self.client.flush(&open).await?;
         Ok(Answer::Done)
     }
 

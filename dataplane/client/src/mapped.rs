@@ -1,0 +1,228 @@
+//! Mapped pages. The kernel writes one back when it is to forget it, and forgets it only once that is
+//! answered. Were a write-back to wait for the exclusive lease, two mounts that are both to forget
+//! pages of one file would wait for each other; so it is answered at once: its data lies over what is
+//! read, and becomes dirty when the exclusive lease is here.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::join_all;
+use hither_proto::status::Errno;
+
+use crate::client::{Client, Inner};
+use crate::error::FsError;
+use crate::file::{Data, File, Lease, OpenFile};
+
+impl Client {
+    /// Takes a page of a mapping that the kernel writes back. It never makes the file longer. Returns
+    /// without waiting for a lease: `flush` and `fsync` do that.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`: there was no room for it in time.
+    pub async fn write_back(
+        &self,
+        open: &OpenFile,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<(), FsError> {
+        self.inner.write_back(&open.file, offset, data).await
+    }
+}
+
+impl Inner {
+    async fn write_back(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        offset: u64,
+        page: Bytes,
+    ) -> Result<(), FsError> {
+        // Somebody waits for the kernel to forget: that is bounded by what it has, and goes first.
+        let deadline = self.deadline();
+        tokio::select! {
+            room = self.wait_for_memory(file, page.len(), deadline) => room?,
+            () = file.until(|data| data.recalls > 0) => {}
+        }
+        let gate = file.gate.try_read();
+        let (kick, fetch) = {
+            let mut data = file.data.lock();
+            if gate.is_ok() && matches!(data.lease, Lease::Exclusive(_)) {
+                self.adopt_mapped(&mut data);
+                let page = within_file(data.size, offset, page);
+                (self.make_dirty(&mut data, offset, page), false)
+            } else {
+                let before = data.mapped.bytes();
+                data.mapped.insert(offset, page);
+                let after = data.mapped.bytes();
+                self.dirty_bytes.fetch_add(after, Ordering::AcqRel);
+                self.dirty_bytes.fetch_sub(before, Ordering::AcqRel);
+                data.generation += 1;
+                (false, !std::mem::replace(&mut data.fetching, true))
+            }
+        };
+        drop(gate);
+        if kick {
+            self.spawn_flusher(file);
+        }
+        if fetch {
+            let (inner, file) = (Arc::clone(self), Arc::clone(file));
+            tokio::spawn(async move { inner.settle_mapped_once(&file).await });
+        }
+        Ok(())
+    }
+
+    /// One attempt; the client's tidying makes the next one.
+    pub(crate) async fn settle_mapped_once(&self, file: &File) {
+        if let Err(error) = self.settle_mapped(file).await {
+            tracing::debug!(ino = %file.ino, %error, "mapped pages wait for the lease");
+        }
+        file.data.lock().fetching = false;
+    }
+
+    /// Waits for the exclusive lease, if the kernel has written anything back without it.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`: it is kept. Anything else: it is lost, and the file's descriptors are told.
+    pub(crate) async fn settle_mapped(&self, file: &File) -> Result<(), FsError> {
+        if file.data.lock().mapped.is_empty() {
+            return Ok(());
+        }
+        let held = self.hold(file, true, self.deadline()).await;
+        let settled = held.map(drop);
+        if let Err(error) = &settled
+            && error.errno != Errno::ETIMEDOUT
+        {
+            let mut data = file.data.lock();
+            if self.drop_mapped(&mut data) {
+                data.errors.record(error.clone());
+            }
+        }
+        settled
+    }
+
+    /// The exclusive lease is held: what was written back without it is dirty from here on.
+    pub(crate) fn adopt_mapped(&self, data: &mut Data) {
+        if data.mapped.is_empty() {
+            return;
+        }
+        let mapped = std::mem::take(&mut data.mapped);
+        let (bytes, runs) = (mapped.bytes(), data.flusher_runs);
+        for (offset, page) in mapped.into_parts() {
+            // Cut off by somebody else meanwhile, it does not bring the end back.
+            let page = within_file(data.size, offset, page);
+            self.make_dirty(data, offset, page);
+        }
+        // The next write, fsync or tidying sends it.
+        data.flusher_runs = runs;
+        self.dirty_bytes.fetch_sub(bytes, Ordering::AcqRel);
+    }
+
+    /// Forgets what was written back without the lease; whether there was anything.
+    pub(crate) fn drop_mapped(&self, data: &mut Data) -> bool {
+        let mapped = std::mem::take(&mut data.mapped);
+        self.dirty_bytes.fetch_sub(mapped.bytes(), Ordering::AcqRel);
+        self.dirty_less.notify_waiters();
+        !mapped.is_empty()
+    }
+
+    /// The file was cut.
+    pub(crate) fn cut_mapped(&self, data: &mut Data, size: u64) {
+        let before = data.mapped.bytes();
+        data.mapped.truncate(size);
+        let less = before - data.mapped.bytes();
+        self.dirty_bytes.fetch_sub(less, Ordering::AcqRel);
+    }
+
+    /// Makes the kernel forget all pages of a file. A page into which a write from here puts less than
+    /// the whole stays locked until that is answered, which may wait for the very lease that is
+    /// given back: nobody can read such a page either, and it is forgotten after the write.
+    pub(crate) async fn forget_pages(&self, file: &File) {
+        loop {
+            let (begun, locked) = file.writes();
+            let forget = |range| self.kernel.forget_pages(file.ino, range);
+            let others = join_all(around(&locked).into_iter().map(forget));
+            let locked = join_all(
+                locked
+                    .iter()
+                    .map(|page| forget(page * PAGE..(page + 1) * PAGE)),
+            );
+            let both = async {
+                let (_, in_time) = tokio::join!(others, tokio::time::timeout(MOMENT, locked));
+                if in_time.is_err() {
+                    tracing::trace!(ino = %file.ino, "a page is forgotten after its write");
+                }
+            };
+            let another = async {
+                tokio::time::sleep(MOMENT).await;
+                file.until(|data| data.writes_begun != begun).await;
+            };
+            tokio::select! {
+                () = both => return,
+                // It may have locked one of the others.
+                () = another => {}
+            }
+        }
+    }
+}
+
+/// A page as far as the file goes.
+fn within_file(size: u64, offset: u64, mut page: Bytes) -> Bytes {
+    let most = size.saturating_sub(offset);
+    page.truncate(usize::try_from(most).unwrap_or(usize::MAX));
+    page
+}
+
+/// The bytes around these pages, which are in order.
+fn around(pages: &[u64]) -> Vec<Range<u64>> {
+    let mut ranges = Vec::new();
+    let mut from = 0;
+    for page in pages {
+        if from < page * PAGE {
+            ranges.push(from..page * PAGE);
+        }
+        from = (page + 1) * PAGE;
+    }
+    ranges.push(from..u64::MAX);
+    ranges
+}
+
+/// The page that the kernel keeps locked while this is written, as it holds less than all of it.
+pub(crate) fn locked_page(offset: u64, length: usize) -> Option<u64> {
+    let end = offset.saturating_add(length as u64);
+    let last = end.checked_sub(1)? / PAGE;
+    let whole = offset <= last * PAGE && end.is_multiple_of(PAGE);
+    (!whole).then_some(last)
+}
+
+/// Bytes of a page of the kernel's cache.
+const PAGE: u64 = 4096;
+/// Time in which the kernel forgets a page that is not locked.
+const MOMENT: Duration = Duration::from_millis(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_page_that_is_written_in_part_stays_locked() {
+        assert_eq!(locked_page(0, 4096), None);
+        assert_eq!(locked_page(0, 8192), None);
+        assert_eq!(locked_page(100, 8092), None, "the last page is whole");
+        assert_eq!(locked_page(0, 10), Some(0));
+        assert_eq!(locked_page(4000, 200), Some(1));
+        assert_eq!(locked_page(4100, 4092), Some(1));
+        assert_eq!(locked_page(0, 0), None);
+    }
+
+    #[test]
+    fn everything_around_pages_is_named_once() {
+        assert_eq!(around(&[]), vec![0..u64::MAX]);
+        assert_eq!(around(&[0]), vec![4096..u64::MAX]);
+        assert_eq!(
+            around(&[1, 2, 5]),
+            vec![0..4096, 12_288..20_480, 24_576..u64::MAX]
+        );
+    }
+}
