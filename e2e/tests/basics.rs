@@ -222,6 +222,15 @@ fn quotas_are_shown_with_what_is_used() {
     assert_eq!(shown["inodes"], 10);
     assert_eq!(shown["usedBytes"], 300_000);
     assert_eq!(shown["usedInodes"], 1);
+
+    // A sparse file may be larger than the cluster; one under a quota not larger than that.
+    let far = 1 << 45;
+    let sparse = fs::File::create(at.join("sparse")).unwrap();
+    sparse.write_all_at(b"far", far).unwrap();
+    sparse.sync_all().unwrap();
+    assert_eq!(sparse.metadata().unwrap().len(), far + 3);
+    let beyond = file.write_all_at(b"far", far).unwrap_err();
+    assert_eq!(beyond.kind(), std::io::ErrorKind::QuotaExceeded);
     let refused = try_hither(&["quota", &dir.join("f").display().to_string()]);
     assert!(!refused.status.success());
 }

@@ -124,6 +124,31 @@ fn a_class_in_use_is_not_removed() {
     assert!(message.contains("storage class default"), "{message}");
 }
 
+/// A class whose zone is away takes no writes: the status says so, and names it.
+#[test]
+fn a_class_without_its_servers_is_named_by_the_status() {
+    let cluster = Cluster::up("a,b", 1, &[]);
+    let _ = cluster.admin(&["sclass", "create", "there", "--keep", "zone=b"]);
+    let without = |cluster: &Cluster| cluster.admin(&["status"])["classesWithoutWrites"].clone();
+    eventually(Duration::from_secs(20), "all classes take writes", || {
+        without(&cluster) == serde_json::json!([])
+    });
+    cluster.playground("kill", "b");
+    eventually(Duration::from_secs(20), "the class is named", || {
+        without(&cluster) == serde_json::json!(["there"])
+    });
+    assert_eq!(cluster.admin(&["status"])["healthy"], false);
+}
+
+#[test]
+fn a_dump_is_not_loaded_into_an_etcd_that_is_away() {
+    let cluster = Cluster::up("a", 1, &[]);
+    let dump = cluster.dir().join("dump").display().to_string();
+    let _ = cluster.admin(&["meta", "dump", &dump]);
+    let away = said(&["meta", "load", &dump, "--etcd", "127.0.0.1:1"]);
+    assert!(away.contains("no etcd answers at 127.0.0.1:1"), "{away}");
+}
+
 #[test]
 fn a_preference_that_matches_nothing_is_told_at_the_mount_and_in_its_log() {
     let mut cluster = Cluster::up("a,b", 1, &[]);

@@ -385,7 +385,8 @@ impl Data {
         }
         data.size_max = reply
             .space
-            .map_or(u64::MAX, |space| data.size.saturating_add(space.free_bytes));
+            .and_then(|space| space.quota_bytes_left)
+            .map_or(u64::MAX, |left| data.size.saturating_add(left));
         data.take_epochs(reply);
     }
 

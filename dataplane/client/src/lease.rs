@@ -122,7 +122,8 @@ impl Inner {
         if data.tenure == tenure
             && let (Some(space), Some(inode)) = (&reply.space, &reply.inode)
         {
-            data.size_max = inode.size.saturating_add(space.free_bytes);
+            let left = space.quota_bytes_left.unwrap_or(u64::MAX);
+            data.size_max = inode.size.saturating_add(left);
         }
         Ok(())
     }

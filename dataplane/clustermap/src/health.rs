@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use hither_proto::ids::ChunkserverId;
 use hither_proto::manager::{ClusterStatus, GroupHealth};
-use hither_proto::map::Group;
+use hither_proto::map::{Group, MemberState, ServerState, StorageClass};
 
 /// How many groups are how well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,9 +61,47 @@ pub fn lacks_members(group: &GroupHealth) -> bool {
     group.in_sync + group.filling + group.lagging < group.wanted
 }
 
+/// Whether enough of a group's members are there to acknowledge a write.
+#[must_use]
+pub fn takes_writes(group: &Group, is_up: impl Fn(ChunkserverId) -> bool) -> bool {
+    let there = group.members.iter().filter(|member| {
+        member.state == i32::from(MemberState::InSync) && is_up(ChunkserverId(member.server))
+    });
+    there.count() >= group.min_write_copies.max(1) as usize
+}
+
+/// Names of the classes under which nothing can be written at the moment: no placement group of
+/// theirs has enough members.
+#[must_use]
+pub fn classes_without_writes(status: &ClusterStatus) -> Vec<String> {
+    let Some(map) = &status.map else {
+        return Vec::new();
+    };
+    let servers = map.chunkservers.iter();
+    let up: BTreeSet<u64> = servers
+        .filter(|server| server.state != i32::from(ServerState::Down))
+        .map(|server| server.id)
+        .collect();
+    let writable: BTreeSet<u32> = map
+        .groups
+        .iter()
+        .filter(|group| takes_writes(group, |id| up.contains(&id.0)))
+        .map(|group| group.definition)
+        .collect();
+    let classes = map.classes.iter();
+    let definition = |class: &StorageClass| match class.create_definition {
+        0 => class.keep_definition,
+        other => other,
+    };
+    classes
+        .filter(|class| !writable.contains(&definition(class)))
+        .map(|class| class.name.clone())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use hither_proto::map::{ClusterMap, StorageClass};
+    use hither_proto::map::ClusterMap;
 
     use super::*;
 
@@ -93,6 +132,47 @@ mod tests {
             groups: groups.iter().enumerate().map(health).collect(),
             ..ClusterStatus::default()
         }
+    }
+
+    /// A class whose only servers are away takes no writes, and one is named for it.
+    #[test]
+    fn a_class_whose_servers_are_away_is_named() {
+        use hither_proto::map::{Chunkserver, Member};
+
+        let class = |name: &str, definition| StorageClass {
+            name: name.into(),
+            create_definition: definition,
+            ..StorageClass::default()
+        };
+        let server = |id, state: ServerState| Chunkserver {
+            id,
+            state: state.into(),
+            ..Chunkserver::default()
+        };
+        let group = |definition, servers: &[u64]| Group {
+            definition,
+            min_write_copies: 1,
+            members: servers
+                .iter()
+                .map(|server| Member {
+                    server: *server,
+                    state: MemberState::InSync.into(),
+                    ..Member::default()
+                })
+                .collect(),
+            ..Group::default()
+        };
+        let map = ClusterMap {
+            classes: vec![class("both", 1), class("away", 2), class("none", 3)],
+            chunkservers: vec![server(1, ServerState::Up), server(2, ServerState::Down)],
+            groups: vec![group(1, &[1, 2]), group(2, &[2])],
+            ..ClusterMap::default()
+        };
+        let status = ClusterStatus {
+            map: Some(map),
+            ..ClusterStatus::default()
+        };
+        assert_eq!(classes_without_writes(&status), ["away", "none"]);
     }
 
     /// Members that were taken out altogether, because their disks are gone, are missed too.

@@ -9,5 +9,7 @@ mod health;
 mod view;
 
 pub use delta::{ApplyError, delta_between, snapshot_of};
-pub use health::{GroupCounts, count_groups, groups_in_use, lacks_members};
+pub use health::{
+    GroupCounts, classes_without_writes, count_groups, groups_in_use, lacks_members, takes_writes,
+};
 pub use view::{ClusterView, Server};

@@ -175,7 +175,9 @@ async fn restore_etcd(
     output: Output,
 ) -> anyhow::Result<()> {
     let source = checked(file).await?;
-    let store = crate::roles::etcd::open(urls, tls).await?;
+    let opened = tokio::time::timeout(PATIENCE, crate::roles::etcd::open(urls, tls)).await;
+    let store =
+        opened.map_err(|_| anyhow::anyhow!("no etcd answers at {urls}: is it running?"))??;
     fill(&store, source, output).await
 }
 

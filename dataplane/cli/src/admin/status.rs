@@ -1,6 +1,6 @@
 //! `hither status`.
 
-use hither_clustermap::count_groups;
+use hither_clustermap::{classes_without_writes, count_groups};
 use hither_proto::common::Empty;
 use hither_proto::kind::Kind;
 use hither_proto::manager::ClusterStatus;
@@ -21,6 +21,8 @@ struct Status {
     ranks: Vec<Rank>,
     zones: Vec<Zone>,
     groups: Groups,
+    /// Storage classes under which nothing can be written at the moment.
+    classes_without_writes: Vec<String>,
     healthy: bool,
 }
 
@@ -84,6 +86,8 @@ fn summarise(status: &ClusterStatus) -> Status {
             .sum::<u64>();
         zone.free_bytes += server.disks.iter().map(|disk| disk.free_bytes).sum::<u64>();
     }
+    zones.sort_by(|a, b| a.zone.cmp(&b.zone));
+    let classes_without_writes = classes_without_writes(status);
     let counts = count_groups(status);
     let groups = Groups {
         total: counts.total,
@@ -112,7 +116,11 @@ fn summarise(status: &ClusterStatus) -> Status {
                 epoch: r.epoch,
             })
             .collect(),
-        healthy: !down && !unserved && groups.whole == groups.total,
+        healthy: !down
+            && !unserved
+            && classes_without_writes.is_empty()
+            && groups.whole == groups.total,
+        classes_without_writes,
         zones,
         groups,
     }
@@ -156,5 +164,12 @@ fn show(status: &Status) -> String {
         "\n\nplacement groups: {} of {} whole, {} filling, {} undergoal, {} with one copy",
         groups.whole, groups.total, groups.filling, groups.undergoal, groups.one_copy
     ));
+    if !status.classes_without_writes.is_empty() {
+        text.push_str(&format!(
+            "\nwrites wait in storage class {}: too few of the servers it asks for are up \
+             (hither sclass show, hither cs ls)",
+            status.classes_without_writes.join(", ")
+        ));
+    }
     text
 }

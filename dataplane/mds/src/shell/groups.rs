@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use hither_clustermap::ClusterView;
+use hither_clustermap::{ClusterView, takes_writes};
 use hither_metastore::MetaStore;
 use hither_proto::ids::{ChunkserverId, DefinitionId, Epoch, GroupId};
-use hither_proto::map::{Group, MemberState, ServerState};
+use hither_proto::map::{Group, ServerState};
 
 use super::Shared;
 use crate::core::{Event, GroupChoice};
@@ -75,16 +75,12 @@ pub(crate) fn choice(map: &ClusterView) -> GroupChoice {
     }
 }
 
-/// Whether enough of a group's members are there to acknowledge a write.
+/// Whether a write to a group can be acknowledged.
 fn is_sound(map: &ClusterView, group: &Group) -> bool {
-    let in_sync = |state: i32| state == i32::from(MemberState::InSync);
-    let sound = group.members.iter().filter(|member| {
-        let server = map
-            .server(ChunkserverId(member.server))
-            .map(|s| &s.chunkserver);
-        in_sync(member.state) && server.is_some_and(|s| s.state != i32::from(ServerState::Down))
-    });
-    sound.count() >= group.min_write_copies.max(1) as usize
+    takes_writes(group, |id| {
+        let server = map.server(id).map(|s| &s.chunkserver);
+        server.is_some_and(|s| s.state != i32::from(ServerState::Down))
+    })
 }
 
 /// Whether no member of a group is full or has failed.

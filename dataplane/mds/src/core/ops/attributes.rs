@@ -167,6 +167,7 @@ impl Core {
             free_inodes: 0,
             used_bytes: 0,
             used_inodes: 0,
+            quota_bytes_left: None,
         };
         let used = |n: i64| u64::try_from(n).unwrap_or(0);
         let mut below = None;
@@ -180,6 +181,7 @@ impl Core {
                 let limit = limits.quota_bytes;
                 let left = limit.saturating_sub(used(dir.head.recursive_bytes));
                 space.free_bytes = space.free_bytes.min(left);
+                space.quota_bytes_left = Some(space.quota_bytes_left.map_or(left, |l| l.min(left)));
                 space.total_bytes = space.total_bytes.min(limit);
             }
             if limits.quota_inodes != 0 && space.total_inodes == 0 {
