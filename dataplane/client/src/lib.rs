@@ -5,8 +5,9 @@
 //! | `servers` | chunkservers as this mount sees them: order, suspects, latency, load |
 //! | `session`, `resume` | the session with the metadata servers: numbers, resending, renewal |
 //! | `cache`, `entries` | attributes and entries under leases |
-//! | `recall` | giving leases back |
-//! | `names`, `list` | operations on names and attributes |
+//! | `recall`, `mapped` | giving leases back; pages the kernel writes back meanwhile |
+//! | `names`, `list`, `attributes` | operations on names and attributes |
+//! | `descriptors`, `holes` | operations on open files |
 //! | `lease`, `file` | data leases and what this mount holds under them |
 //! | `read`, `attempt` | reading: read-ahead, the copies in turn |
 //! | `write`, `flush`, `chain`, `sync` | writing: into memory, along chains, to stable storage |
@@ -17,18 +18,21 @@
 #![forbid(unsafe_code)]
 
 mod attempt;
+mod attributes;
 mod cache;
 mod chain;
 mod claim;
 mod client;
 mod config;
 mod counters;
+mod descriptors;
 mod entries;
 mod error;
 mod errors;
 mod extents;
 mod file;
 mod flush;
+mod holes;
 mod lease;
 mod list;
 mod locks;
@@ -45,6 +49,7 @@ mod tidy;
 mod r#where;
 mod write;
 
+pub use attributes::SetAttributes;
 pub use cache::Attributes;
 pub use claim::{ClaimError, Holder};
 pub use client::{Client, KernelCaches, NoKernelCaches, StartError};
@@ -53,5 +58,5 @@ pub use counters::{Locality, LocalityReport};
 pub use error::FsError;
 pub use file::OpenFile;
 pub use list::{GoOn, Listing, ListingEntry};
-pub use names::{Created, Found, SetAttributes};
+pub use names::{Created, Found};
 pub use r#where::{ChunkPlace, ServerPlace};

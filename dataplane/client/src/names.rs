@@ -1,13 +1,12 @@
-//! Operations on names and attributes.
+//! Operations on names.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hither_proto::ids::{InodeId, ROOT};
 use hither_proto::meta::{
-    Caller, CloseInode, Create, Getattr, Link, Lookup, RemoveXattr, Rename, Reply, SetXattr,
-    Setattr, Space, Statfs, Unlink, request::Op,
+    Caller, Create, Getattr, Link, Lookup, RemoveXattr, Rename, Reply, SetXattr, Space, Statfs,
+    Unlink, request::Op,
 };
 use hither_proto::status::Errno;
 use hither_proto::stored::Inode;
@@ -16,7 +15,7 @@ use crate::cache::{Attributes, Known};
 use crate::client::{Client, Inner};
 use crate::entries::Target;
 use crate::error::FsError;
-use crate::file::{File, Lease, OpenFile};
+use crate::file::Lease;
 use crate::session::How;
 
 /// What a name stands for.
@@ -35,31 +34,6 @@ pub struct Created {
     pub found: Found,
     /// It was there already (only without `exclusive`).
     pub existed: bool,
-}
-
-/// Attributes to be changed.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SetAttributes {
-    /// Permission bits.
-    pub mode: Option<u32>,
-    /// Owner.
-    pub uid: Option<u32>,
-    /// Group.
-    pub gid: Option<u32>,
-    /// Size: cuts or extends.
-    pub size: Option<u64>,
-    /// Access time, nanoseconds since 1970.
-    pub atime: Option<i64>,
-    /// Modification time.
-    pub mtime: Option<i64>,
-    /// Change time.
-    pub ctime: Option<i64>,
-    /// Storage class (administration).
-    pub class: Option<u32>,
-    /// Quota in bytes, 0 for none (administration).
-    pub quota_bytes: Option<u64>,
-    /// Quota in inodes, 0 for none (administration).
-    pub quota_inodes: Option<u64>,
 }
 
 impl Client {
@@ -135,19 +109,6 @@ impl Client {
         });
         let reply = inner.ask(ino, op, How::default()).await?;
         inner.take_inode(sent, &reply)
-    }
-
-    /// Changes attributes.
-    ///
-    /// # Errors
-    /// What the metadata server says; data that could not be written back first.
-    pub async fn set_attributes(
-        &self,
-        ino: InodeId,
-        set: SetAttributes,
-        caller: Caller,
-    ) -> Result<Attributes, FsError> {
-        self.inner.set_attributes(ino, set, caller).await
     }
 
     /// Makes a file, directory, link, device, pipe or socket.
@@ -386,152 +347,6 @@ impl Client {
         let reply = inner.ask(ino, op, How::default()).await?;
         reply.space.ok_or_else(|| Errno::EIO.into())
     }
-
-    // ---- descriptors
-
-    /// Opens a file. No request goes out while anything is leased of it.
-    ///
-    /// # Errors
-    /// What the metadata server says.
-    pub async fn open(
-        &self,
-        ino: InodeId,
-        append: bool,
-        sync: bool,
-    ) -> Result<Arc<OpenFile>, FsError> {
-        let inner = &self.inner;
-        let file = inner.file(ino);
-        let told = {
-            let mut handles = file.handles.lock();
-            handles.open += 1;
-            handles.told
-        };
-        // Looked at only now: leases of files without descriptors are given back at any time.
-        let informed = inner.cache.is_leased(ino) || file.lease() != Lease::None;
-        if !informed && !told {
-            let sent = inner.cache.sent_at();
-            let hint = inner.cache.hint(ino);
-            let op = Op::OpenInode(hither_proto::meta::OpenInode { ino: ino.0, hint });
-            match inner.ask(ino, op, How::default()).await {
-                Ok(reply) => {
-                    file.handles.lock().told = true;
-                    inner.take_inode(sent, &reply)?;
-                }
-                Err(error) => {
-                    file.handles.lock().open -= 1;
-                    return Err(error);
-                }
-            }
-        }
-        Ok(Arc::new(OpenFile::new(file, append, sync)))
-    }
-
-    /// Closes a descriptor; what is dirty is written back in the background.
-    pub fn release(&self, open: &OpenFile) {
-        let inner = &self.inner;
-        let file = &open.file;
-        let gone = {
-            let mut handles = file.handles.lock();
-            handles.open = handles.open.saturating_sub(1);
-            let last = handles.open == 0;
-            let tell = last && (handles.orphaned || handles.told);
-            if last {
-                handles.told = false;
-            }
-            (last, tell, handles.orphaned)
-        };
-        let (last, tell, orphaned) = gone;
-        if !last {
-            return;
-        }
-        if tell {
-            let (inner, file) = (Arc::clone(inner), Arc::clone(file));
-            if orphaned {
-                inner.drop_file(&file);
-            }
-            tokio::spawn(async move { inner.tell_closed(file.ino).await });
-        }
-        if !orphaned {
-            inner.close_soon(file);
-        }
-    }
-
-    /// Reads.
-    ///
-    /// # Errors
-    /// `EIO` or `ETIMEDOUT` when no copy can be read in time.
-    pub async fn read(
-        &self,
-        open: &Arc<OpenFile>,
-        offset: u64,
-        length: u32,
-    ) -> Result<Bytes, FsError> {
-        self.inner.read(open, offset, length).await
-    }
-
-    /// Writes; where it was written (the end of the file for a descriptor that appends).
-    ///
-    /// # Errors
-    /// `EDQUOT`, `EFBIG`, and what a lost lease or cluster means.
-    pub async fn write(&self, open: &OpenFile, offset: u64, data: Bytes) -> Result<u64, FsError> {
-        self.inner.write(open, offset, data).await
-    }
-
-    /// Tells errors of earlier writes, once, as close(2) should. What was written through a mapping
-    /// is seen by others from then on.
-    ///
-    /// # Errors
-    /// The error of data that could not be stored.
-    pub async fn flush(&self, open: &OpenFile) -> Result<(), FsError> {
-        let settled = self.inner.settle_mapped(&open.file).await;
-        let told = open.told();
-        settled.and(told)
-    }
-
-    /// Everything written to the file is on stable storage when this returns.
-    ///
-    /// # Errors
-    /// What could not be stored.
-    pub async fn fsync(&self, open: &OpenFile) -> Result<(), FsError> {
-        self.inner.fsync(open).await
-    }
-
-    /// Everything changed in the directory is on stable storage when this returns.
-    ///
-    /// # Errors
-    /// What the metadata server says.
-    pub async fn fsync_dir(&self, dir: InodeId) -> Result<(), FsError> {
-        let inner = &self.inner;
-        let safe = inner.session_for(dir).barrier().await;
-        let lost = inner.known_file(dir).map_or(Ok(()), |file| {
-            let mut data = file.data.lock();
-            let untold = data.errors.untold();
-            data.errors.forget();
-            untold
-        });
-        safe.and(lost)
-    }
-
-    /// Makes the file at least so long; what is new reads as zeros.
-    ///
-    /// # Errors
-    /// As writing.
-    pub async fn extend(&self, open: &OpenFile, size: u64) -> Result<(), FsError> {
-        self.inner.extend(open, size).await
-    }
-
-    /// Makes a hole: the range reads as zeros. The size stays.
-    ///
-    /// # Errors
-    /// As writing.
-    pub async fn punch_hole(
-        &self,
-        open: &OpenFile,
-        offset: u64,
-        length: u64,
-    ) -> Result<(), FsError> {
-        self.inner.punch_hole(open, offset, length).await
-    }
 }
 
 impl Inner {
@@ -598,7 +413,7 @@ impl Inner {
     }
 
     /// The directories whose entries a change of this mount has touched.
-    fn take_parents(
+    pub(crate) fn take_parents(
         &self,
         sent: crate::cache::SentAt,
         reply: &Reply,
@@ -662,186 +477,4 @@ impl Inner {
             self.cache.remove(ino);
         }
     }
-
-    async fn tell_closed(&self, ino: InodeId) {
-        let how = How {
-            changes: true,
-            ..How::default()
-        };
-        let op = Op::CloseInode(CloseInode { ino: ino.0 });
-        if let Err(error) = self.ask(ino, op, how).await {
-            tracing::warn!(%ino, %error, "the server could not be told of a close");
-        }
-    }
-
-    async fn set_attributes(
-        &self,
-        ino: InodeId,
-        set: SetAttributes,
-        caller: Caller,
-    ) -> Result<Attributes, FsError> {
-        let file = self.known_file(ino);
-        let resize = set.size.is_some();
-        let mut lease = 0;
-        let mut _alone = None;
-        if let Some(file) = &file
-            && (resize || set.mtime.is_some())
-        {
-            // Writers wait: what they have written is sent and told first.
-            self.settle_mapped(file).await?;
-            let alone = file.gate.write().await;
-            lease = self.settle_before_change(file).await?;
-            // Without the exclusive lease the server may have to recall this mount's own first.
-            _alone = (lease != 0).then_some(alone);
-        }
-        let sent = self.cache.sent_at();
-        let op = Setattr {
-            ino: ino.0,
-            hint: self.cache.hint(ino),
-            mode: set.mode,
-            uid: set.uid,
-            gid: set.gid,
-            size: set.size,
-            atime: set.atime,
-            mtime: set.mtime,
-            ctime: set.ctime,
-            lease,
-            class: set.class,
-            quota_bytes: set.quota_bytes,
-            quota_inodes: set.quota_inodes,
-        };
-        let how = How {
-            changes: true,
-            caller,
-            ..How::default()
-        };
-        let reply = self.ask(ino, Op::Setattr(op), how).await?;
-        if let (Some(file), Some(inode)) = (&file, &reply.inode) {
-            self.take_change(file, inode, &reply, resize);
-        }
-        self.take_changed(sent, &reply)
-    }
-
-    /// Sends what is dirty and reports it, so that a change of size or times has the last word.
-    async fn settle_before_change(&self, file: &File) -> Result<u64, FsError> {
-        match self.flush_dirty(file, false).await {
-            // What no server takes is gone, and told at the next fsync: it is no reason to refuse this.
-            Err(error) if error.errno == Errno::ETIMEDOUT => return Err(error),
-            _ => {}
-        }
-        self.report(file, false).await?;
-        Ok(match file.lease() {
-            Lease::Exclusive(lease) => lease.0,
-            Lease::None | Lease::Shared => 0,
-        })
-    }
-
-    async fn punch_hole(
-        self: &Arc<Self>,
-        open: &OpenFile,
-        offset: u64,
-        length: u64,
-    ) -> Result<(), FsError> {
-        use hither_proto::ids::CHUNK_SIZE;
-        let file = &open.file;
-        let size = {
-            let _held = self.hold(file, true, self.deadline()).await?;
-            file.data.lock().size
-        };
-        let end = offset.saturating_add(length).min(size);
-        if offset >= end {
-            return Ok(());
-        }
-        let first_whole = offset.div_ceil(CHUNK_SIZE) * CHUNK_SIZE;
-        let last_whole = end / CHUNK_SIZE * CHUNK_SIZE;
-        // The edges are written as zeros; whole pieces between them lose their chunks.
-        let (head_end, tail_start) = if first_whole < last_whole {
-            (first_whole, last_whole)
-        } else {
-            (end, end)
-        };
-        let edges = [offset..head_end, tail_start..end];
-        let plain = OpenFile::new(Arc::clone(file), false, false);
-        for edge in edges {
-            let mut at = edge.start;
-            while at < edge.end {
-                let step = (edge.end - at).min(ZERO_BYTES);
-                let zeros = vec![0; usize::try_from(step).unwrap_or(0)];
-                self.write(&plain, at, zeros.into()).await?;
-                at += step;
-            }
-        }
-        if first_whole >= last_whole {
-            return Ok(());
-        }
-        let _alone = file.gate.write().await;
-        let lease = self.settle_before_change(file).await?;
-        let sent = self.cache.sent_at();
-        let op = hither_proto::meta::PunchHole {
-            ino: file.ino.0,
-            hint: self.cache.hint(file.ino),
-            lease,
-            offset: first_whole,
-            length: last_whole - first_whole,
-        };
-        let how = How {
-            changes: true,
-            ..How::default()
-        };
-        let reply = self.ask(file.ino, Op::PunchHole(op), how).await?;
-        {
-            let mut data = file.data.lock();
-            let inside = |index: &u32| {
-                let start = u64::from(*index) * CHUNK_SIZE;
-                first_whole <= start && start < last_whole
-            };
-            data.refs.retain(|index, _| !inside(index));
-            data.unreported.retain(|index| !inside(index));
-            data.generation += 1;
-        }
-        self.take_changed(sent, &reply).map(|_| ())
-    }
 }
-
-impl Inner {
-    /// Size and times were set by this client.
-    fn take_change(&self, file: &File, inode: &Inode, reply: &Reply, resized: bool) {
-        use std::sync::atomic::Ordering;
-        let mut data = file.data.lock();
-        data.mtime = inode.mtime;
-        data.generation += 1;
-        if reply.data_lease != 0
-            && let Lease::Exclusive(lease) = &mut data.lease
-        {
-            // A cut gives the lease a new id.
-            *lease = hither_proto::ids::LeaseId(reply.data_lease).max(*lease);
-        }
-        if !resized {
-            return;
-        }
-        let size = inode.size;
-        data.size = size;
-        data.unreported_size = false;
-        let keep = u32::try_from(size.div_ceil(hither_proto::ids::CHUNK_SIZE)).unwrap_or(u32::MAX);
-        data.refs.retain(|index, _| *index < keep);
-        data.unreported.retain(|index| *index < keep);
-        data.young.retain(|index| *index < keep);
-        data.marked.retain(|index| *index < keep);
-        let count = |data: &crate::file::Data| -> usize {
-            data.unsynced.values().map(|u| u.data.bytes()).sum()
-        };
-        self.cut_mapped(&mut data, size);
-        let (dirty, unsynced) = (data.dirty.bytes(), count(&data));
-        data.dirty.truncate(size);
-        for unsynced in data.unsynced.values_mut() {
-            unsynced.data.truncate(size);
-        }
-        self.dirty_bytes
-            .fetch_sub(dirty - data.dirty.bytes(), Ordering::AcqRel);
-        self.unsynced_bytes
-            .fetch_sub(unsynced - count(&data), Ordering::AcqRel);
-    }
-}
-
-/// Zeros written at a time.
-const ZERO_BYTES: u64 = 1 << 20;
