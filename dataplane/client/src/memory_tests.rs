@@ -1,0 +1,155 @@
+//! A mount and a server that is near, well, slow or gone, in simulated time.
+
+use super::*;
+use crate::late::Wait;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// One mount that reads from a near server, one read after the other.
+#[derive(Default)]
+struct Reader {
+    near: Memory,
+    reads: u32,
+    /// Reads that went farther.
+    far: u32,
+}
+
+impl Reader {
+    /// A read that the near server would answer after `takes` of silence, `None`: never; the machine
+    /// wakes the reader `over` too late each time. When its answer is here, or another is asked.
+    fn read(&mut self, takes: Option<Duration>, over: Duration) -> Duration {
+        self.reads += 1;
+        if self.near.last(Instant::now(), true).is_some() {
+            self.far += 1;
+            self.near.strayed();
+            return Duration::ZERO;
+        }
+        let (mut wait, mut now) = (Wait::begin(0), Duration::ZERO);
+        while let Some(pause) = wait.next(self.near.patience(true)) {
+            if let Some(takes) = takes.filter(|takes| *takes <= now + pause + over) {
+                self.near.answered(takes);
+                return takes;
+            }
+            now += pause + over;
+            wait.pass(pause + over, 0);
+        }
+        self.far += 1;
+        self.near.hedged(true);
+        if wait.is_silent(0) {
+            self.near.silent();
+        }
+        now
+    }
+
+    fn share(&self) -> f64 {
+        f64::from(self.far) / f64::from(self.reads)
+    }
+}
+
+#[test]
+fn a_server_that_is_gone_is_given_up_soon_and_once() {
+    let mut reader = Reader::default();
+    for _ in 0..500 {
+        reader.read(Some(ms(3)), ms(0));
+    }
+    assert_eq!(reader.far, 0);
+    assert_eq!(reader.read(None, ms(0)), ms(100));
+    assert_eq!(reader.read(None, ms(0)), ms(0), "nobody waits for it again");
+    assert!(reader.near.fails(), "and it says nothing for good");
+    assert!(!reader.near.fails(), "which is news only once");
+    assert_eq!(
+        reader.near.last(Instant::now(), false),
+        Some(Detour::Suspect)
+    );
+    reader.near.answered(ms(3));
+    assert_eq!(reader.near.last(Instant::now(), true), None, "one answer");
+}
+
+#[test]
+fn the_first_read_of_all_does_not_wait_long_for_a_server_that_is_gone() {
+    assert_eq!(Reader::default().read(None, ms(0)), ms(200));
+}
+
+/// Silences of 150 ms now and then: the patience follows what the server does under load.
+#[test]
+fn a_slow_server_keeps_its_readers() {
+    let mut reader = Reader::default();
+    for n in 0..2000 {
+        let takes = if n % 10 == 0 { ms(150) } else { ms(30) };
+        reader.read(Some(takes), ms(0));
+        reader.near.speaks();
+    }
+    assert!(reader.share() < 0.01, "{}", reader.share());
+}
+
+/// However slow, a server that answers in the end loses a bounded share of the reads.
+#[test]
+fn reads_that_go_farther_since_a_server_is_slow_are_few() {
+    for silence in [250, 400, 650] {
+        let mut reader = Reader::default();
+        for n in 0..4000 {
+            let takes = if n % 3 == 0 { ms(silence) } else { ms(10) };
+            reader.read(Some(takes), ms(0));
+            // What was overtaken is answered after a few more reads.
+            if n % 3 == 2 {
+                reader.near.speaks();
+            }
+        }
+        assert!(reader.share() < 0.08, "{silence} ms: {}", reader.share());
+    }
+}
+
+/// A server that slept is not known to be bad: the reader slept as well.
+#[test]
+fn an_overloaded_machine_is_no_evidence_against_a_server() {
+    let mut reader = Reader::default();
+    for n in 0..500 {
+        let takes = if n % 4 == 0 { ms(380) } else { ms(40) };
+        reader.read(Some(takes), ms(80));
+    }
+    assert_eq!(reader.far, 0);
+}
+
+/// Once the share is spent, a server that is gone is still given up within a second.
+#[test]
+fn a_spent_budget_delays_and_does_not_block() {
+    let mut reader = Reader::default();
+    for _ in 0..10 {
+        reader.near.hedged(true);
+    }
+    assert_eq!(reader.read(None, ms(0)), ms(700));
+    reader.near.fails();
+    reader.near.answered(ms(3));
+    assert_eq!(
+        reader.read(None, ms(0)),
+        ms(100),
+        "what a failure sent elsewhere is not counted"
+    );
+}
+
+#[test]
+fn a_silent_server_keeps_its_place_in_chains() {
+    let (mut memory, now) = (Memory::default(), Instant::now());
+    memory.silent();
+    assert_eq!(memory.last(now, true), Some(Detour::Quiet));
+    assert_eq!(memory.last(now, false), None);
+    memory.busy(now);
+    assert_eq!(memory.last(now, false), Some(Detour::Busy));
+    assert_eq!(memory.last(now + BUSY * 2, false), None);
+}
+
+#[test]
+fn a_server_as_near_is_asked_for_a_share_of_the_reads() {
+    let mut memory = Memory::default();
+    assert_eq!(memory.patience(false), Patience::of(OVERTAKE), "unknown");
+    for _ in 0..200 {
+        memory.answered(ms(4));
+    }
+    assert!(memory.patience(false).age < ms(10));
+    for _ in 0..11 {
+        memory.hedged(false);
+    }
+    assert_eq!(memory.patience(false), Patience::of(OVERTAKE), "spent");
+}
