@@ -14,7 +14,7 @@ pub(crate) struct Memory {
     /// It failed, and has not answered since.
     suspect: bool,
     /// Another answered while it said nothing, and it has said nothing since.
-    quiet: bool,
+    quiet: Option<Quiet>,
     /// It cannot serve until then.
     busy_until: Option<Instant>,
     latency: Latency,
@@ -22,6 +22,14 @@ pub(crate) struct Memory {
     /// asked as well, and reads that went farther since it was slow.
     reads: u32,
     hedges: u32,
+    strays: u32,
+}
+
+/// A silence that has not ended.
+#[derive(Debug)]
+struct Quiet {
+    since: Instant,
+    /// Reads that had gone farther before.
     strays: u32,
 }
 
@@ -62,7 +70,7 @@ impl Memory {
         } else if self.busy_until.is_some_and(|until| until > now) {
             Some(Detour::Busy)
         } else {
-            (read && self.quiet).then_some(Detour::Quiet)
+            (read && self.quiet.is_some()).then_some(Detour::Quiet)
         }
     }
 
@@ -71,13 +79,13 @@ impl Memory {
     }
 
     pub(crate) fn is_quiet(&self) -> bool {
-        self.quiet
+        self.quiet.is_some()
     }
 
     /// It answered a read.
-    pub(crate) fn answered(&mut self, took: Duration) {
+    pub(crate) fn answered(&mut self, took: Duration, now: Instant) {
         self.latency.see(took);
-        self.speaks();
+        self.speaks(now);
         self.reads += 1;
         if self.reads >= BUDGET_WINDOW {
             for count in [&mut self.reads, &mut self.hedges, &mut self.strays] {
@@ -87,9 +95,13 @@ impl Memory {
     }
 
     /// It gave a sign of life.
-    pub(crate) fn speaks(&mut self) {
+    pub(crate) fn speaks(&mut self, now: Instant) {
         self.suspect = false;
-        self.quiet = false;
+        if let Some(quiet) = self.quiet.take()
+            && now.duration_since(quiet.since) >= AWAY
+        {
+            self.strays = self.strays.min(quiet.strays);
+        }
     }
 
     /// A read was answered by another; this one would have taken longer than that.
@@ -98,15 +110,16 @@ impl Memory {
     }
 
     /// Another answered while it said nothing at all.
-    pub(crate) fn silent(&mut self) {
-        self.quiet = true;
+    pub(crate) fn silent(&mut self, now: Instant) {
+        let strays = self.strays.saturating_sub(1);
+        self.quiet.get_or_insert(Quiet { since: now, strays });
     }
 
     /// It failed. True: that is news.
     pub(crate) fn fails(&mut self) -> bool {
         // What went elsewhere went there rightly.
         self.strays = 0;
-        self.quiet = false;
+        self.quiet = None;
         !std::mem::replace(&mut self.suspect, true)
     }
 
@@ -142,7 +155,7 @@ impl Memory {
             let usual = usual.map_or(OVERTAKE, |p95| p95.clamp(HEDGE_MIN, OVERTAKE));
             return Patience::of(usual);
         }
-        if f64::from(self.strays) > share && !self.quiet {
+        if f64::from(self.strays) > share && self.quiet.is_none() {
             return Patience {
                 age: FAR_AGE_MAX,
                 silence: FAR_SILENCE_SPENT,
@@ -173,6 +186,8 @@ const FAR_TIMES: u32 = 4;
 pub(crate) const FAR_AGE_MAX: Duration = Duration::from_secs(2);
 const FAR_SILENCE_MAX: Duration = Duration::from_millis(200);
 const FAR_SILENCE_SPENT: Duration = Duration::from_millis(700);
+/// A silence as long as this was no delay: what went elsewhere meanwhile went there rightly.
+const AWAY: Duration = Duration::from_millis(300);
 /// Time an overloaded server loses its place for.
 const BUSY: Duration = Duration::from_secs(1);
 

@@ -271,7 +271,7 @@ impl Servers {
 
     /// A read was answered.
     pub(crate) fn answered(&self, id: ChunkserverId, took: Duration) {
-        self.with(id, |memory| memory.answered(took));
+        self.with(id, |memory| memory.answered(took, Instant::now()));
     }
 
     /// A read was answered by another server first.
@@ -324,7 +324,7 @@ impl Servers {
     /// Another server has answered while this one said nothing: reads ask it last until it does,
     /// or until [`settle`](Self::settle).
     pub(crate) fn silent(&self, id: ChunkserverId) {
-        self.with(id, Memory::silent);
+        self.with(id, |memory| memory.silent(Instant::now()));
     }
 
     /// Decides about a server that was silent when this many bytes had come from it.
@@ -335,7 +335,7 @@ impl Servers {
         if self.heard(server) == heard {
             self.suspect(server.id, &server.address);
         } else {
-            self.with(server.id, Memory::speaks);
+            self.with(server.id, |memory| memory.speaks(Instant::now()));
         }
     }
 
@@ -383,7 +383,7 @@ async fn probe(servers: std::sync::Weak<Servers>, id: ChunkserverId, address: St
         }
         if servers.answers(&address).await {
             tracing::info!(%id, address, "chunkserver answers again");
-            servers.with(id, Memory::speaks);
+            servers.with(id, |memory| memory.speaks(Instant::now()));
             return;
         }
         pause = (pause * 2).min(PROBE_LAST);
