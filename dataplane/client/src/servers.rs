@@ -398,6 +398,6 @@ const BROKEN_MAX: usize = 1024;
 const UNREACHED_FOR: Duration = Duration::from_secs(1);
 /// First and longest pause between probes of a suspect.
 const PROBE_FIRST: Duration = Duration::from_millis(200);
-const PROBE_LAST: Duration = Duration::from_secs(10);
+const PROBE_LAST: Duration = Duration::from_secs(3);
 /// Time a probed server has to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
