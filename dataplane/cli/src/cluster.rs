@@ -155,11 +155,22 @@ async fn try_one(address: &str, refused_for: Duration) -> Result<(), String> {
     }
 }
 
-/// Whether what listens there speaks as a process of a cluster does. One that says nothing may be
+/// Whether what listens there speaks as a manager does. One that says nothing may be
 /// paused or busy: whoever asks it something waits for that.
 async fn say_hello(address: &str) -> Result<(), String> {
     match connect(address, &admin(), Arc::new(NoHandler), REACH_IN).await {
-        Ok(connection) => connection.close(),
+        Ok(connection) => {
+            let role = connection.peer().map(|peer| peer.role);
+            connection.close();
+            let other = match role {
+                Some(Role::Chunkserver) => "chunkserver",
+                Some(Role::Mds) => "metadata server",
+                _ => return Ok(()),
+            };
+            return Err(format!(
+                "this is the port of a {other}, and a manager's is wanted"
+            ));
+        }
         Err(NetError::Lost(_) | NetError::Protocol(_)) => {
             return Err("what listens there is no process of hither, or is just ending".into());
         }
@@ -291,6 +302,28 @@ mod tests {
         let good = listener.address().to_string();
         let both = ["no-such-host.invalid:1".to_owned(), good];
         assert!(reach(&both, REACH_IN, REFUSED_FOR).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn another_process_of_the_cluster_is_told_from_a_manager() {
+        for (role, word) in [
+            (Role::Chunkserver, "a chunkserver"),
+            (Role::Mds, "a metadata server"),
+        ] {
+            let identity = Identity {
+                role,
+                ..Identity::default()
+            };
+            let listener = hither_net::Listener::bind("127.0.0.1:0", identity, Arc::new(NoHandler))
+                .await
+                .unwrap();
+            let address = listener.address().to_string();
+            let error = reach(std::slice::from_ref(&address), REACH_IN, REFUSED_FOR)
+                .await
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(&address) && error.contains(word), "{error}");
+        }
     }
 
     #[tokio::test]

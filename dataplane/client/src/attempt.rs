@@ -1,9 +1,10 @@
-//! One attempt at a read: all copies in the order of preference, slow ones overtaken.
+//! One attempt at a read: all copies in the order of preference, late ones overtaken.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::{BoxFuture, FutureExt as _};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use hither_clustermap::ClusterView;
 use hither_net::NetError;
@@ -16,10 +17,12 @@ use tokio::time::Instant;
 
 use crate::client::Inner;
 use crate::counters::locality_of;
-use crate::servers::Candidate;
+use crate::detour::{Detour, Place, detour};
+use crate::late::{Patience, Wait};
+use crate::servers::{Candidate, Servers};
 
 impl Inner {
-    /// Tries all in-sync members, nearest first, in one attempt; a slow one is overtaken.
+    /// Tries all in-sync members, nearest first, in one attempt; a late one is overtaken.
     pub(crate) async fn read_any(
         &self,
         map: &Arc<ClusterView>,
@@ -31,59 +34,30 @@ impl Inner {
             // The first of the list alone: when it fails, a new list is asked for.
             list.truncate(1);
         }
-        let mut tries = FuturesUnordered::new();
-        let mut left = list.iter();
-        let mut started = 0;
         let mut absent = 0;
-        let mut hedge_of = None;
         let mut failed = false;
-        let begun = Instant::now();
-        loop {
-            if tries.is_empty() {
-                let Some(next) = left.next() else { break };
-                tries.push(self.read_from(map, next, request, started));
-                started += 1;
-            }
-            let newest = list.get(started - 1);
-            let patience =
-                newest.and_then(|server| self.patience(server, left.as_slice().first(), hedge_of));
-            let done = match patience {
-                Some(patience) => tokio::time::timeout(patience, tries.next()).await.ok(),
-                None => Some(tries.next().await),
-            };
-            let Some(done) = done else {
-                // Slow: the next one is asked too, the first answer wins.
-                let Some(next) = left.next() else { continue };
-                if let Some(slow) = newest {
-                    tracing::debug!(slow = %slow.id, next = %next.id, "a slow read is hedged");
-                    self.servers.hedged(slow.id);
-                    hedge_of = Some(started);
-                }
-                tries.push(self.read_from(map, next, request, started));
-                started += 1;
-                continue;
-            };
-            match done {
-                Some((at, Ok(bytes))) => {
-                    if hedge_of == Some(at) {
+        let mut race = Race::new(&self.servers, request, list);
+        while let Some((at, answer)) = race.answer().await {
+            match answer {
+                Ok(bytes) => {
+                    if race.overtakes(at) {
                         self.counters.add(|report| report.hedge_wins += 1);
-                        self.overtaken(list.get(at.wrapping_sub(1)), begun);
                     } else if failed {
                         self.counters.add(|report| report.failovers += 1);
                     }
+                    self.count(map, group, &race.list, at, bytes.len() as u64, failed);
                     return Ok(bytes);
                 }
-                Some((_, Err(TryFailed::Absent))) => {
+                Err(TryFailed::Absent) => {
                     absent += 1;
                     failed = true;
                 }
-                Some((_, Err(TryFailed::Other))) => failed = true,
+                Err(TryFailed::Other) => failed = true,
                 // The list itself is old: a silent server on it is not waited for.
-                Some((_, Err(TryFailed::Stale))) => return Err(Exhausted::Failed),
-                None => {}
+                Err(TryFailed::Stale) => return Err(Exhausted::Failed),
             }
         }
-        let all_absent = !list.is_empty() && absent == list.len();
+        let all_absent = !race.list.is_empty() && absent == race.list.len();
         Err(if all_absent {
             Exhausted::Absent
         } else {
@@ -91,124 +65,248 @@ impl Inner {
         })
     }
 
-    /// Time a server has before the next one is asked as well; `None`: as long as it takes.
-    ///
-    /// A server that is as near is asked after the tracked 95th percentile. One that is farther
-    /// costs money: it is asked only when the near one is far slower than it ever is.
-    fn patience(
-        &self,
-        server: &Candidate,
-        next: Option<&Candidate>,
-        hedged: Option<usize>,
-    ) -> Option<Duration> {
-        let next = next.filter(|_| self.config.hedge)?;
-        if hedged.is_some() {
-            return Some(OVERTAKE);
-        }
-        let usual = self.servers.hedge_after(server.id).unwrap_or(OVERTAKE);
-        let patience = if next.farness > server.farness {
-            (usual * FAR_PATIENCE).max(FAR_PATIENCE_MIN)
-        } else {
-            usual
-        };
-        Some(patience.min(OVERTAKE))
-    }
-
-    /// A server lost a race. One that is far slower than it usually is loses its place for a
-    /// while, so that not every read has to wait for it first.
-    fn overtaken(&self, slow: Option<&Candidate>, begun: Instant) {
-        if let Some(slow) = slow
-            && begun.elapsed() >= FAR_PATIENCE_MIN
-        {
-            self.servers.spilled(slow.id);
-        }
-    }
-
-    async fn read_from(
+    /// Counts a read that the server at `at` of the list answered.
+    fn count(
         &self,
         map: &ClusterView,
-        server: &Candidate,
-        request: &Read,
+        group: GroupId,
+        list: &[Candidate],
         at: usize,
-    ) -> (usize, Result<Bytes, TryFailed>) {
-        let begun = Instant::now();
-        let _in_flight = self.servers.begin(server.id);
-        // A read that is overtaken is dropped, and a server that says nothing must not stay first:
-        // whoever drops this future before an answer has waited long enough to doubt the server.
-        let doubt = Doubt {
-            inner: self,
-            server,
-            begun,
-            answered: false,
+        bytes: u64,
+        failed: bool,
+    ) {
+        let Some(server) = list.get(at).and_then(|server| map.server(server.id)) else {
+            return;
         };
-        let sent = self
-            .servers
-            .pool
-            .call(&server.address, Kind::CHUNK_READ, request, &[], TRY_TIMEOUT)
-            .await;
-        let result = self.check_read(map, server, request, begun, sent);
-        doubt.end();
-        (at, result)
+        let locality = locality_of(&self.servers.standpoint(), server);
+        self.counters.read(locality, server.chunkserver.id, bytes);
+        let places: Vec<Place> = list.iter().map(|server| server.place).collect();
+        let unread = self.servers.nearest_unread(map, group);
+        let Some(why) = detour(&places, at, unread, failed) else {
+            return;
+        };
+        self.counters.detour(why, bytes);
+        if why == Detour::Quiet
+            && let Some(quiet) = list.iter().min_by_key(|server| server.place.farness)
+        {
+            self.servers.strayed(quiet.id);
+        }
+    }
+}
+
+/// What a server said, by its place in the list.
+type Answered = (usize, Result<Bytes, TryFailed>);
+
+/// The servers of one attempt, some of which have been asked.
+struct Race<'a> {
+    servers: &'a Arc<Servers>,
+    request: &'a Read,
+    list: Vec<Candidate>,
+    /// Asked, and no answer yet.
+    tries: FuturesUnordered<BoxFuture<'static, Answered>>,
+    /// How many have been asked.
+    asked: usize,
+    /// How long the last of them has been.
+    wait: Wait,
+    /// The one that was late first, and how long it has been asked.
+    late: Option<(usize, Wait)>,
+    looked: Instant,
+}
+
+impl<'a> Race<'a> {
+    fn new(servers: &'a Arc<Servers>, request: &'a Read, list: Vec<Candidate>) -> Self {
+        Self {
+            servers,
+            request,
+            list,
+            tries: FuturesUnordered::new(),
+            asked: 0,
+            wait: Wait::default(),
+            late: None,
+            looked: Instant::now(),
+        }
     }
 
-    fn check_read(
-        &self,
-        map: &ClusterView,
-        server: &Candidate,
-        request: &Read,
-        begun: Instant,
-        sent: Result<hither_net::Reply, NetError>,
-    ) -> Result<Bytes, TryFailed> {
-        match sent {
-            Ok(reply) => {
-                let sums = reply.decode::<ReadReply>().map_err(|_| TryFailed::Other)?;
-                let bytes = reply.payload();
-                if !pieces_match(request.offset, bytes, &sums.checksums)
-                    || bytes.len() > request.length as usize
-                {
-                    tracing::warn!(id = %server.id, "bytes do not match their checksums");
-                    self.servers.suspect(server.id, &server.address);
-                    return Err(TryFailed::Other);
+    /// The next answer. One more server is asked when nobody is, and whenever the last one is late.
+    async fn answer(&mut self) -> Option<Answered> {
+        loop {
+            if self.tries.is_empty() && !self.ask_next() {
+                return None;
+            }
+            let Some(patience) = self.patience() else {
+                let answered = self.tries.next().await;
+                return self.done(answered);
+            };
+            let Some(pause) = self.wait.next(patience) else {
+                self.overtake();
+                continue;
+            };
+            let answered = tokio::time::timeout(pause, self.tries.next()).await;
+            self.look();
+            if let Ok(answered) = answered {
+                return self.done(answered);
+            }
+        }
+    }
+
+    fn done(&mut self, answered: Option<Answered>) -> Option<Answered> {
+        if let Some((at, Err(_))) = &answered {
+            // Who has failed is not late.
+            self.late = self.late.filter(|(late, _)| late != at);
+        }
+        answered
+    }
+
+    fn ask_next(&mut self) -> bool {
+        self.look();
+        let Some(next) = self.list.get(self.asked) else {
+            return false;
+        };
+        self.wait = Wait::begin(self.servers.heard(next));
+        let asked = ask(
+            Arc::clone(self.servers),
+            next.clone(),
+            self.request.clone(),
+            self.asked,
+        );
+        self.tries.push(asked.boxed());
+        self.asked += 1;
+        true
+    }
+
+    /// Time has passed.
+    fn look(&mut self) {
+        let now = Instant::now();
+        let passed = now - std::mem::replace(&mut self.looked, now);
+        if let Some(newest) = self.list.get(self.asked.wrapping_sub(1)) {
+            self.wait.pass(passed, self.servers.heard(newest));
+        }
+        if let Some((late, wait)) = &mut self.late
+            && let Some(late) = self.list.get(*late)
+        {
+            wait.pass(passed, self.servers.heard(late));
+        }
+    }
+
+    /// How late the server asked last may be; `None`: nobody else is asked before it answers.
+    fn patience(&self) -> Option<Patience> {
+        let newest = self.list.get(self.asked.checked_sub(1)?)?;
+        let next = self.list.get(self.asked)?;
+        // Who stands last is no help against a moment's delay.
+        if self.late.is_some() || next.place.last.is_some() {
+            return self.servers.patience_again();
+        }
+        self.servers.patience(newest.id, next.is_beyond(newest))
+    }
+
+    /// The server asked last is late: the next one is asked too, and the first answer wins.
+    fn overtake(&mut self) {
+        let newest = self.asked.wrapping_sub(1);
+        if let (Some(slow), Some(next)) = (self.list.get(newest), self.list.get(self.asked)) {
+            tracing::debug!(slow = %slow.id, next = %next.id, wait = ?self.wait, "a late read is hedged");
+            self.servers.hedged(slow.id, next.is_beyond(slow));
+            self.late.get_or_insert((newest, self.wait));
+        }
+        self.ask_next();
+    }
+
+    /// Whether the answer of the server at `at` has overtaken a late one, which is noted. A server
+    /// from which nothing at all has come is asked last until something does, and what it was asked
+    /// stays asked for a while: its answer is the sign of life.
+    fn overtakes(&mut self, at: usize) -> bool {
+        let Some((slow, wait)) = self.late.filter(|(late, _)| at > *late) else {
+            return false;
+        };
+        let Some(slow) = self.list.get(slow).cloned() else {
+            return false;
+        };
+        let heard = self.servers.heard(&slow);
+        if wait.is_silent(heard) {
+            self.servers.silent(slow.id);
+            let servers = Arc::clone(self.servers);
+            let mut tries = std::mem::take(&mut self.tries);
+            tokio::spawn(async move {
+                let rest = async { while tries.next().await.is_some() {} };
+                if tokio::time::timeout(LINGER, rest).await.is_err() {
+                    tracing::debug!(slow = %slow.id, "a late read is given up");
                 }
-                self.servers.answered(server.id, begun.elapsed());
-                if let Some(known) = map.server(server.id) {
-                    let locality = locality_of(&self.servers.standpoint(), known);
-                    self.counters
-                        .read(locality, server.id.0, bytes.len() as u64);
-                }
-                Ok(bytes.clone())
+                servers.settle(&slow, heard);
+            });
+        } else {
+            self.servers.overtaken(slow.id, wait.age());
+        }
+        true
+    }
+}
+
+/// Asks one server.
+async fn ask(servers: Arc<Servers>, server: Candidate, request: Read, at: usize) -> Answered {
+    let begun = Instant::now();
+    let _in_flight = servers.begin(server.id);
+    let sent = servers
+        .pool
+        .call(
+            &server.address,
+            Kind::CHUNK_READ,
+            &request,
+            &[],
+            TRY_TIMEOUT,
+        )
+        .await;
+    (at, check_read(&servers, &server, &request, begun, sent))
+}
+
+fn check_read(
+    servers: &Arc<Servers>,
+    server: &Candidate,
+    request: &Read,
+    begun: Instant,
+    sent: Result<hither_net::Reply, NetError>,
+) -> Result<Bytes, TryFailed> {
+    match sent {
+        Ok(reply) => {
+            let sums = reply.decode::<ReadReply>().map_err(|_| TryFailed::Other)?;
+            let bytes = reply.payload();
+            if !pieces_match(request.offset, bytes, &sums.checksums)
+                || bytes.len() > request.length as usize
+            {
+                tracing::warn!(id = %server.id, "bytes do not match their checksums");
+                servers.suspect(server.id, &server.address);
+                return Err(TryFailed::Other);
             }
-            Err(NetError::Refused {
-                status: Status::NO_SUCH_CHUNK,
-                ..
-            }) => Err(TryFailed::Absent),
-            Err(NetError::Refused {
-                status: Status::BUSY,
-                ..
-            }) => {
-                self.servers.spilled(server.id);
-                Err(TryFailed::Other)
-            }
-            Err(NetError::Refused {
-                status: Status::RETRY,
-                ..
-            }) => {
-                // It starts or stops: others may serve.
-                self.servers.sinks(server.id);
-                Err(TryFailed::Other)
-            }
-            Err(NetError::Refused {
-                status: status @ (Status::STALE_EPOCH | Status::NOT_MINE),
-                ..
-            }) => {
-                tracing::debug!(id = %server.id, %status, "a read was refused");
-                Err(TryFailed::Stale)
-            }
-            Err(error) => {
-                tracing::debug!(id = %server.id, %error, "a read failed");
-                self.servers.suspect(server.id, &server.address);
-                Err(TryFailed::Other)
-            }
+            servers.answered(server.id, begun.elapsed());
+            Ok(bytes.clone())
+        }
+        Err(NetError::Refused {
+            status: Status::NO_SUCH_CHUNK,
+            ..
+        }) => Err(TryFailed::Absent),
+        Err(NetError::Refused {
+            status: Status::BUSY,
+            ..
+        }) => {
+            servers.spilled(server.id);
+            Err(TryFailed::Other)
+        }
+        Err(NetError::Refused {
+            status: Status::RETRY,
+            ..
+        }) => {
+            // It starts or stops: others may serve.
+            servers.sinks(server.id);
+            Err(TryFailed::Other)
+        }
+        Err(NetError::Refused {
+            status: status @ (Status::STALE_EPOCH | Status::NOT_MINE),
+            ..
+        }) => {
+            tracing::debug!(id = %server.id, %status, "a read was refused");
+            Err(TryFailed::Stale)
+        }
+        Err(error) => {
+            tracing::debug!(id = %server.id, %error, "a read failed");
+            servers.suspect(server.id, &server.address);
+            Err(TryFailed::Other)
         }
     }
 }
@@ -227,36 +325,7 @@ pub(crate) enum Exhausted {
     Failed,
 }
 
-/// A server that was still silent when another had answered, after long enough a time.
-struct Doubt<'a> {
-    inner: &'a Inner,
-    server: &'a Candidate,
-    begun: Instant,
-    answered: bool,
-}
-
-impl Doubt<'_> {
-    fn end(mut self) {
-        self.answered = true;
-    }
-}
-
-impl Drop for Doubt<'_> {
-    fn drop(&mut self) {
-        if !self.answered && self.begun.elapsed() >= DOUBT {
-            self.inner
-                .servers
-                .suspect(self.server.id, &self.server.address);
-        }
-    }
-}
-
 /// Time one server has at most to answer a read.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// A server that has not answered for this long is overtaken whatever the hedging budget says.
-const OVERTAKE: Duration = Duration::from_millis(300);
-/// How much slower than usual a server has to be before a farther one is asked, and the least.
-const FAR_PATIENCE: u32 = 4;
-const FAR_PATIENCE_MIN: Duration = Duration::from_millis(100);
-/// Silence after which a server is a suspect.
-const DOUBT: Duration = Duration::from_millis(250);
+/// Time that a read which was overtaken stays asked for; silence until then makes a suspect.
+const LINGER: Duration = Duration::from_secs(1);

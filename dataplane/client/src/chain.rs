@@ -47,13 +47,17 @@ pub(crate) fn avoiding(chain: Vec<Candidate>, broken: &[Link]) -> Vec<Candidate>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::detour::Place;
 
     fn chain(ids: &[u64]) -> Vec<Candidate> {
         ids.iter()
             .map(|id| Candidate {
                 id: ChunkserverId(*id),
                 address: id.to_string(),
-                farness: (0, 0),
+                place: Place {
+                    farness: (0, 0),
+                    last: None,
+                },
                 filling: *id >= 10,
             })
             .collect()

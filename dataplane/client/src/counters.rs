@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::config::Standpoint;
+use crate::detour::Detour;
 
 /// How near a server is to this client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -44,6 +45,8 @@ pub struct LocalityReport {
     pub by_locality: BTreeMap<Locality, Traffic>,
     /// Traffic by server id.
     pub by_server: BTreeMap<u64, Traffic>,
+    /// Traffic of reads that went farther than the nearest copy, by the reason.
+    pub detours: BTreeMap<Detour, Traffic>,
     /// Reads that were answered by a later server of the list after an earlier one had failed.
     pub failovers: u64,
     /// Reads that were also sent to a second server because the first was slow.
@@ -86,6 +89,14 @@ impl Counters {
                 traffic.reads += 1;
                 traffic.read_bytes += bytes;
             }
+        });
+    }
+
+    pub(crate) fn detour(&self, why: Detour, bytes: u64) {
+        self.add(|report| {
+            let traffic = report.detours.entry(why).or_default();
+            traffic.reads += 1;
+            traffic.read_bytes += bytes;
         });
     }
 

@@ -20,48 +20,9 @@ use tokio::time::Instant;
 use crate::chain::{Link, avoiding};
 use crate::config::{ClientConfig, Standpoint};
 use crate::counters::Counters;
-
-/// What is remembered of one server.
-#[derive(Debug, Default)]
-struct Memory {
-    in_flight: u32,
-    suspect: Option<Suspect>,
-    /// Overloaded: lost its place until then.
-    spilled_until: Option<Instant>,
-    latency: Latency,
-    /// Reads and hedged reads of late, for the budget.
-    reads: u32,
-    hedges: u32,
-}
-
-#[derive(Debug)]
-struct Suspect {
-    failures: u32,
-}
-
-/// Tracked latency of reads: a high quantile that follows what it sees.
-#[derive(Debug, Default)]
-struct Latency {
-    /// Estimate of the 95th percentile, nanoseconds; 0: nothing seen.
-    p95_nanos: f64,
-}
-
-impl Latency {
-    /// Moves the estimate up by 19 steps for a slower read and down by 1 for a faster one: it
-    /// rests where one in twenty is slower.
-    fn see(&mut self, nanos: f64) {
-        if self.p95_nanos == 0.0 {
-            self.p95_nanos = nanos * 2.0;
-            return;
-        }
-        let step = self.p95_nanos * 0.01;
-        if nanos > self.p95_nanos {
-            self.p95_nanos += step * 19.0;
-        } else {
-            self.p95_nanos -= step;
-        }
-    }
-}
+use crate::detour::{Detour, Place};
+use crate::late::Patience;
+use crate::memory::{FAR_AGE_MAX, Memory, OVERTAKE};
 
 /// All chunkservers of one mount.
 pub(crate) struct Servers {
@@ -83,10 +44,16 @@ pub(crate) struct Servers {
 pub(crate) struct Candidate {
     pub(crate) id: ChunkserverId,
     pub(crate) address: String,
-    /// Rank by preference, then distance: lower is nearer.
-    pub(crate) farness: (usize, u32),
+    pub(crate) place: Place,
     /// It is being filled: it stands behind all that are in-sync.
     pub(crate) filling: bool,
+}
+
+impl Candidate {
+    /// Whether it is farther than another.
+    pub(crate) fn is_beyond(&self, other: &Self) -> bool {
+        self.place.farness > other.place.farness
+    }
 }
 
 /// One operation in flight on a server; counted until dropped.
@@ -141,6 +108,15 @@ impl Servers {
         let received = self.received(map, map.in_sync(group).collect());
         let order = self.order(map, &received, true);
         self.candidates(map, &received, &order)
+    }
+
+    /// How far the nearest member is that lacks something.
+    pub(crate) fn nearest_unread(&self, map: &ClusterView, group: GroupId) -> Option<(usize, u32)> {
+        [MemberState::Filling, MemberState::Lagging]
+            .into_iter()
+            .flat_map(|state| map.members_in(group, state))
+            .filter_map(|id| Some(self.candidate(map, id)?.place.farness))
+            .min()
     }
 
     /// The chain: in-sync members in write order, then those that are filling; around links that
@@ -221,7 +197,7 @@ impl Servers {
                 let remembered = memory.get(id);
                 ServerView {
                     labels: server.map_or(&none, |s| effective_labels(&s.labels, view)),
-                    suspect: remembered.is_some_and(|memory| memory.sinks(now)),
+                    suspect: remembered.is_some_and(|memory| memory.last(now, read).is_some()),
                     in_flight: remembered.map_or(0, |memory| memory.in_flight),
                 }
             })
@@ -260,16 +236,21 @@ impl Servers {
         Some(Candidate {
             id,
             address: map.address(id)?.to_owned(),
-            farness: (rank, map.distance(&standpoint.zone, zone)),
+            place: Place {
+                farness: (rank, map.distance(&standpoint.zone, zone)),
+                last: self.stands_last(id),
+            },
             filling: false,
         })
     }
 
+    /// Why a server is asked last, if it is.
+    pub(crate) fn stands_last(&self, id: ChunkserverId) -> Option<Detour> {
+        self.memory.lock().get(&id)?.last(Instant::now(), true)
+    }
+
     pub(crate) fn is_suspect(&self, id: ChunkserverId) -> bool {
-        self.memory
-            .lock()
-            .get(&id)
-            .is_some_and(|memory| memory.suspect.is_some())
+        self.memory.lock().get(&id).is_some_and(Memory::is_suspect)
     }
 
     pub(crate) fn in_flight(&self, id: ChunkserverId) -> u32 {
@@ -279,52 +260,83 @@ impl Servers {
             .map_or(0, |memory| memory.in_flight)
     }
 
+    /// Bytes that have come from a server over the connection to it.
+    pub(crate) fn heard(&self, server: &Candidate) -> u64 {
+        self.pool.bytes_heard(&server.address)
+    }
+
+    fn with<T>(&self, id: ChunkserverId, change: impl FnOnce(&mut Memory) -> T) -> T {
+        change(self.memory.lock().entry(id).or_default())
+    }
+
     /// A read was answered.
     pub(crate) fn answered(&self, id: ChunkserverId, took: Duration) {
-        let mut all = self.memory.lock();
-        let memory = all.entry(id).or_default();
-        memory.latency.see(took.as_secs_f64() * 1e9);
-        memory.suspect = None;
-        memory.reads += 1;
-        if memory.reads >= BUDGET_WINDOW {
-            memory.reads /= 2;
-            memory.hedges /= 2;
-        }
+        self.with(id, |memory| memory.answered(took, Instant::now()));
     }
 
-    /// Time after which a read is also sent elsewhere; `None`: not now.
-    pub(crate) fn hedge_after(&self, id: ChunkserverId) -> Option<Duration> {
-        if !self.config.hedge {
-            return None;
-        }
-        let memory = self.memory.lock();
-        let known = memory.get(&id)?;
-        let spent = f64::from(known.hedges) > f64::from(known.reads).max(HEDGE_FREE) * HEDGE_SHARE;
-        if spent || known.latency.p95_nanos == 0.0 {
-            return None;
-        }
-        Some(Duration::from_secs_f64(known.latency.p95_nanos / 1e9).max(HEDGE_MIN))
+    /// A read was answered by another server first.
+    pub(crate) fn overtaken(&self, id: ChunkserverId, after: Duration) {
+        self.with(id, |memory| memory.overtaken(after));
     }
 
-    pub(crate) fn hedged(&self, id: ChunkserverId) {
-        self.memory.lock().entry(id).or_default().hedges += 1;
+    /// How late a server may be with a read before one is asked too that is as near, or farther;
+    /// `None`: as late as it likes.
+    pub(crate) fn patience(&self, id: ChunkserverId, farther: bool) -> Option<Patience> {
+        self.config
+            .hedge
+            .then(|| self.with(id, |memory| memory.patience(farther)))
+    }
+
+    /// The same for every further server, and for one that stands last.
+    pub(crate) fn patience_again(&self) -> Option<Patience> {
+        self.config.hedge.then_some(Patience {
+            age: FAR_AGE_MAX,
+            silence: OVERTAKE,
+        })
+    }
+
+    /// Another server was asked too, since this one is late.
+    pub(crate) fn hedged(&self, id: ChunkserverId, farther: bool) {
+        self.with(id, |memory| memory.hedged(farther));
         self.counters.add(|report| report.hedges += 1);
+    }
+
+    /// A read went farther since the server is quiet.
+    pub(crate) fn strayed(&self, id: ChunkserverId) {
+        self.with(id, Memory::strayed);
     }
 
     /// The server cannot serve at the moment: it is asked last for a while.
     pub(crate) fn sinks(&self, id: ChunkserverId) {
         if self.config.failure_memory {
-            self.memory.lock().entry(id).or_default().spilled_until = Some(Instant::now() + SPILL);
+            self.with(id, |memory| memory.busy(Instant::now()));
         }
     }
 
     /// The server is overloaded: it loses its place for a while.
     pub(crate) fn spilled(&self, id: ChunkserverId) {
-        if !self.config.failure_memory {
+        if self.config.failure_memory {
+            self.sinks(id);
+            self.counters.add(|report| report.spills += 1);
+        }
+    }
+
+    /// Another server has answered while this one said nothing: reads ask it last until it does,
+    /// or until [`settle`](Self::settle).
+    pub(crate) fn silent(&self, id: ChunkserverId) {
+        self.with(id, |memory| memory.silent(Instant::now()));
+    }
+
+    /// Decides about a server that was silent when this many bytes had come from it.
+    pub(crate) fn settle(self: &Arc<Self>, server: &Candidate, heard: u64) {
+        if !self.with(server.id, |memory| memory.is_quiet()) {
             return;
         }
-        self.memory.lock().entry(id).or_default().spilled_until = Some(Instant::now() + SPILL);
-        self.counters.add(|report| report.spills += 1);
+        if self.heard(server) == heard {
+            self.suspect(server.id, &server.address);
+        } else {
+            self.with(server.id, |memory| memory.speaks(Instant::now()));
+        }
     }
 
     /// The server failed: it sorts last until a probe succeeds.
@@ -332,21 +344,7 @@ impl Servers {
         if !self.config.failure_memory {
             return;
         }
-        let first = {
-            let mut memory = self.memory.lock();
-            let memory = memory.entry(id).or_default();
-            match &mut memory.suspect {
-                Some(suspect) => {
-                    suspect.failures += 1;
-                    false
-                }
-                None => {
-                    memory.suspect = Some(Suspect { failures: 1 });
-                    true
-                }
-            }
-        };
-        if first {
+        if self.with(id, Memory::fails) {
             tracing::warn!(%id, address, "chunkserver does not answer: it is asked last for now");
             self.counters.add(|report| report.suspicions += 1);
             tokio::spawn(probe(Arc::downgrade(self), id, address.to_owned()));
@@ -371,12 +369,6 @@ impl Servers {
     }
 }
 
-impl Memory {
-    fn sinks(&self, now: Instant) -> bool {
-        self.suspect.is_some() || self.spilled_until.is_some_and(|until| until > now)
-    }
-}
-
 /// Asks a suspect now and then, until it answers or the mount is gone.
 async fn probe(servers: std::sync::Weak<Servers>, id: ChunkserverId, address: String) {
     let mut pause = PROBE_FIRST;
@@ -386,42 +378,26 @@ async fn probe(servers: std::sync::Weak<Servers>, id: ChunkserverId, address: St
         let Some(servers) = servers.upgrade() else {
             return;
         };
-        let suspected = servers
-            .memory
-            .lock()
-            .get(&id)
-            .is_some_and(|m| m.suspect.is_some());
-        if !suspected {
+        if !servers.is_suspect(id) {
             return;
         }
         if servers.answers(&address).await {
             tracing::info!(%id, address, "chunkserver answers again");
-            if let Some(memory) = servers.memory.lock().get_mut(&id) {
-                memory.suspect = None;
-            }
+            servers.with(id, |memory| memory.speaks(Instant::now()));
             return;
         }
         pause = (pause * 2).min(PROBE_LAST);
     }
 }
 
-/// Reads after which the budget's counts are halved.
-const BUDGET_WINDOW: u32 = 10_000;
-/// Share of reads that may be hedged, and reads taken as done before the first.
-const HEDGE_SHARE: f64 = 0.05;
-const HEDGE_FREE: f64 = 100.0;
-/// No read is hedged sooner.
-const HEDGE_MIN: Duration = Duration::from_millis(2);
 /// Time for which a link that was found broken is gone round.
 const BROKEN_FOR: Duration = Duration::from_secs(10);
 /// Broken links remembered; beyond, the first in their order are forgotten, and found again.
 const BROKEN_MAX: usize = 1024;
-/// Time an overloaded server loses its place for.
-const SPILL: Duration = Duration::from_secs(1);
 /// Time for which a chain does not begin at a server this mount did not reach.
 const UNREACHED_FOR: Duration = Duration::from_secs(1);
 /// First and longest pause between probes of a suspect.
 const PROBE_FIRST: Duration = Duration::from_millis(200);
-const PROBE_LAST: Duration = Duration::from_secs(10);
+const PROBE_LAST: Duration = Duration::from_secs(3);
 /// Time a probed server has to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);

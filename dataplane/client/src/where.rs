@@ -10,6 +10,7 @@ use hither_proto::stored::ChunkRef;
 use serde::Serialize;
 
 use crate::client::Client;
+use crate::detour::Detour;
 use crate::error::FsError;
 
 /// A server of a chunk as this mount sees it.
@@ -138,7 +139,8 @@ impl Client {
                 let rank = preferred.rank(labels);
                 let suspect = inner.servers.is_suspect(id);
                 let down = known.is_none_or(|s| s.chunkserver.state == ServerState::Down.into());
-                let why = why(state, suspect, down, preferred, rank);
+                let last = inner.servers.stands_last(id);
+                let why = why(state, last, down, preferred, rank);
                 ServerPlace {
                     server: id.0,
                     address: map.address(id).unwrap_or_default().to_owned(),
@@ -173,19 +175,23 @@ fn as_class_asks(map: &ClusterView, group: GroupId, class: ClassId) -> bool {
 /// Why a server stands where it stands in the order of a mount.
 fn why(
     state: MemberState,
-    suspect: bool,
+    last: Option<Detour>,
     down: bool,
     preferred: &PreferredLabels,
     rank: Rank,
 ) -> String {
-    match (state, suspect) {
+    match (state, last) {
         (MemberState::InSync, _) if down => {
             "is down, and no other holds everything: waited for".to_owned()
         }
         (_, _) if down => "is down: not read from".to_owned(),
         (MemberState::Filling, _) => "still fetching data: not read from".to_owned(),
         (MemberState::Lagging, _) => "missed writes: not read from".to_owned(),
-        (_, true) => "failed lately: asked last until it answers a probe".to_owned(),
+        (_, Some(Detour::Suspect)) => {
+            "failed lately: asked last until it answers a probe".to_owned()
+        }
+        (_, Some(Detour::Busy)) => "busy, starting or stopping: asked last for a second".to_owned(),
+        (_, Some(Detour::Quiet)) => "silent for a moment: asked last until it answers".to_owned(),
         _ => match preferred.expressions().get(rank.index()) {
             Some(expression) => format!("matches {expression}"),
             None if preferred.is_empty() => "nothing is preferred".to_owned(),
@@ -203,17 +209,17 @@ mod tests {
     #[test]
     fn a_server_that_is_down_is_told_from_one_that_missed_writes() {
         let preferred = PreferredLabels::parse("A").unwrap().value;
-        let said = |state, suspect, down| {
+        let said = |state, last, down| {
             let rank = preferred.rank(&LabelSet::default());
-            why(state, suspect, down, &preferred, rank)
+            why(state, last, down, &preferred, rank)
         };
         assert_eq!(
-            said(MemberState::Lagging, false, true),
+            said(MemberState::Lagging, None, true),
             "is down: not read from"
         );
-        assert!(said(MemberState::Lagging, false, false).contains("missed writes"));
-        assert!(said(MemberState::InSync, false, true).contains("waited for"));
-        assert!(said(MemberState::InSync, true, false).contains("failed lately"));
+        assert!(said(MemberState::Lagging, None, false).contains("missed writes"));
+        assert!(said(MemberState::InSync, None, true).contains("waited for"));
+        assert!(said(MemberState::InSync, Some(Detour::Suspect), false).contains("failed lately"));
     }
 
     #[test]

@@ -79,6 +79,7 @@ pub struct Connection {
     next_request: AtomicU64,
     pub(crate) unanswered: AtomicU64,
     pub(crate) unanswered_less: Notify,
+    bytes_heard: AtomicU64,
     closed: AtomicBool,
     closed_wake: Notify,
     peer: OnceLock<Identity>,
@@ -157,6 +158,7 @@ impl Connection {
             next_request: AtomicU64::new(1),
             unanswered: AtomicU64::new(0),
             unanswered_less: Notify::new(),
+            bytes_heard: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             closed_wake: Notify::new(),
             peer: OnceLock::new(),
@@ -187,6 +189,16 @@ impl Connection {
     pub(crate) fn set_peer(&self, peer: Identity) {
         // A second hello changes nothing: the first one was checked.
         let _ = self.peer.set(peer);
+    }
+
+    /// Bytes that have come from the peer so far.
+    #[must_use]
+    pub fn bytes_heard(&self) -> u64 {
+        self.bytes_heard.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn hears(&self, bytes: usize) {
+        self.bytes_heard.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Whether the connection has ended.

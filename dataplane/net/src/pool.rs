@@ -60,6 +60,12 @@ impl Pool {
             .cloned()
     }
 
+    /// Bytes that have come over the live connection to `address`; 0 without one.
+    #[must_use]
+    pub fn bytes_heard(&self, address: &str) -> u64 {
+        self.live(address).map_or(0, |live| live.bytes_heard())
+    }
+
     /// The connection to `address`, dialled if need be.
     ///
     /// # Errors

@@ -122,7 +122,10 @@ async fn read_some(
 ) -> Result<usize, NetError> {
     loop {
         match connection.stream.try_read_buf(buffer) {
-            Ok(read) => return Ok(read),
+            Ok(read) => {
+                connection.hears(read);
+                return Ok(read);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 connection
                     .stream

@@ -55,6 +55,7 @@ struct Locality {
     by_locality: BTreeMap<String, Traffic>,
     #[serde(alias = "by_server")]
     by_server: BTreeMap<String, Traffic>,
+    detours: BTreeMap<String, Traffic>,
     failovers: u64,
     hedges: u64,
     #[serde(alias = "hedge_wins")]
@@ -175,8 +176,9 @@ pub(crate) fn locality(mount: &Path, output: Output) -> anyhow::Result<()> {
             rows,
         );
         format!(
-            "{table}\n\nfailovers {}, hedges {} (won {}), spills {}, suspicions {}, from memory {}\n\
+            "{table}\n\n{}failovers {}, hedges {} (won {}), spills {}, suspicions {}, from memory {}\n\
              reads that waited for another mount's write-back: {} ({} ms)",
+            detours(&report.detours, all),
             report.failovers,
             report.hedges,
             report.hedge_wins,
@@ -187,6 +189,21 @@ pub(crate) fn locality(mount: &Path, output: Output) -> anyhow::Result<()> {
             report.write_back_wait_us.div_ceil(1000),
         )
     })
+}
+
+/// Why reads went farther than the nearest copy, if any did.
+fn detours(by_reason: &BTreeMap<String, Traffic>, all: u64) -> String {
+    if by_reason.is_empty() {
+        return String::new();
+    }
+    let reasons: Vec<String> = by_reason
+        .iter()
+        .map(|(why, t)| {
+            let share = percent(t.read_bytes, all);
+            format!("{why} {} ({}, {share})", t.reads, bytes(t.read_bytes))
+        })
+        .collect();
+    format!("farther than the nearest copy: {}\n", reasons.join(", "))
 }
 
 /// A directory's quota and what it is for.

@@ -34,6 +34,8 @@ pub(crate) struct State {
     /// Chunks whose marks were closed.
     pub(crate) closed: Vec<u64>,
     held_kind: Option<Kind>,
+    /// Only this server holds up what is held.
+    held_at: Option<u64>,
     held: VecDeque<(u64, Incoming, Responder)>,
     rule: Option<Rule>,
 }
@@ -78,11 +80,19 @@ impl Chunks {
         self.state.lock().held_kind = Some(kind);
     }
 
+    /// Requests of this kind wait from now on at this server.
+    pub(crate) fn hold_at(&self, server: u64, kind: Kind) {
+        let mut state = self.state.lock();
+        state.held_kind = Some(kind);
+        state.held_at = Some(server);
+    }
+
     /// Lets everything go on that waits.
     pub(crate) fn release(&self) {
         let held = {
             let mut state = self.state.lock();
             state.held_kind = None;
+            state.held_at = None;
             std::mem::take(&mut state.held)
         };
         for (server, incoming, responder) in held {
@@ -252,7 +262,9 @@ impl Handler for Front {
             .and_then(|rule| rule(kind, self.server, &rest));
         if let Some((status, failure)) = refused {
             responder.refuse(status, &failure);
-        } else if state.held_kind == Some(kind) {
+        } else if state.held_kind == Some(kind)
+            && state.held_at.is_none_or(|server| server == self.server)
+        {
             state.held.push_back((self.server, incoming, responder));
         } else {
             drop(state);

@@ -61,11 +61,13 @@ pub(crate) struct State {
 }
 
 impl Metadata {
+    /// Server `n` stands in zone `zn`.
     pub(crate) async fn start(servers: &[String]) -> Arc<Self> {
         let chunkservers = servers.iter().zip(1..).map(|(address, id)| Chunkserver {
             id,
             addresses: vec![address.clone()],
             state: ServerState::Up.into(),
+            zone: format!("z{id}"),
             ..Chunkserver::default()
         });
         let members = (1..=servers.len() as u64).map(|server| Member {

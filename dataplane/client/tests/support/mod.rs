@@ -13,7 +13,7 @@ pub(crate) mod metadata;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hither_client::{Client, ClientConfig, NoKernelCaches, OpenFile};
+use hither_client::{Client, ClientConfig, NoKernelCaches, OpenFile, Standpoint};
 use hither_proto::ids::InodeId;
 
 pub(crate) use chunks::Chunks;
@@ -31,11 +31,17 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) async fn start(servers: usize) -> Self {
+        Self::start_at(servers, Standpoint::default()).await
+    }
+
+    /// With a client that stands there.
+    pub(crate) async fn start_at(servers: usize, standpoint: Standpoint) -> Self {
         let chunks = Chunks::start(servers).await;
         let metadata = Metadata::start(&chunks.addresses()).await;
         let config = ClientConfig {
             managers: vec![metadata.address()],
             timeout: Duration::from_secs(5),
+            standpoint,
             ..ClientConfig::default()
         };
         let client = Client::start(config, Arc::new(NoKernelCaches))
