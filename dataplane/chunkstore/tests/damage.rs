@@ -14,6 +14,8 @@ use hither_proto::ids::ChunkId;
 use support::{content, open_with, options, pattern, write};
 
 const PAGE: usize = 4096;
+/// Ways of [`damage_page`].
+const WAYS: usize = 4;
 
 /// What every chunk holds; `None`: it was deleted.
 type State = BTreeMap<u64, Option<Vec<u8>>>;
@@ -110,22 +112,15 @@ fn a_damaged_index_is_named_or_was_not_in_use() {
         let size = whole.content("index").unwrap().len();
         let mut count = 0;
         for page in 0..size / PAGE {
-            let at = page * PAGE;
-            let within = (page * 997 + 64) % PAGE;
-            let damages: [(&str, &dyn Fn(&mut [u8])); 4] = [
-                ("a flipped bit", &|bytes| bytes[within] ^= 1 << (page % 8)),
-                ("a flipped bit at its start", &|bytes| bytes[page % 16] ^= 4),
-                ("zeros", &|bytes| bytes.fill(0)),
-                ("other bytes", &|bytes| {
-                    for (number, byte) in bytes.iter_mut().enumerate() {
-                        *byte = u8::try_from((number * 31 + page * 17) % 256).unwrap();
-                    }
-                }),
-            ];
-            for (name, damage) in damages {
+            let range = page * PAGE..(page + 1) * PAGE;
+            for way in 0..WAYS {
                 let memory = whole.process_death();
-                let damaged = memory.damage("index", |bytes| damage(&mut bytes[at..at + PAGE]));
-                damaged.unwrap();
+                let mut name = "";
+                memory
+                    .damage("index", |bytes| {
+                        name = damage_page(&mut bytes[range.clone()], way, page);
+                    })
+                    .unwrap();
                 let what = format!("closed {closed}, page {page}: {name}");
                 let found = look(&memory, &state, &what);
                 count += usize::from(refused_for(found, "index", &what));
@@ -170,10 +165,16 @@ fn an_index_that_ends_early_is_named() {
 fn damage_page(bytes: &mut [u8], way: usize, page: usize) -> &'static str {
     match way {
         0 => {
-            bytes[(page * 997 + 64) % bytes.len()] ^= 1 << (page % 8);
+            let at = (page * 997 + 64) % bytes.len();
+            bytes[at] ^= 1 << (page % 8);
             "a flipped bit"
         }
         1 => {
+            let at = page % 16;
+            bytes[at] ^= 4;
+            "a flipped bit at its start"
+        }
+        2 => {
             bytes.fill(0);
             "zeros"
         }
@@ -202,7 +203,7 @@ fn a_damaged_log_is_named_or_was_not_in_use() {
         let size = whole.content(&path).unwrap().len();
         for page in 0..size.div_ceil(PAGE) {
             let range = page * PAGE..(page * PAGE + PAGE).min(size);
-            for way in 0..3 {
+            for way in 0..WAYS {
                 let memory = whole.process_death();
                 let mut name = "";
                 memory
@@ -239,7 +240,7 @@ fn damage_to_files_of_copies_is_named_block_by_block() {
         let size = whole.content(&path).unwrap().len();
         for page in 0..size.div_ceil(PAGE) {
             let range = page * PAGE..(page * PAGE + PAGE).min(size);
-            for way in 0..3 {
+            for way in 0..WAYS {
                 let memory = whole.process_death();
                 let mut name = "";
                 memory

@@ -12,6 +12,8 @@ use hither_metastore::{Batch, EmbeddedOptions, EmbeddedStore, Error, KeyRange, M
 
 const FILE: &str = "store.redb";
 const PAGE: usize = 4096;
+/// Ways of [`damage_page`].
+const WAYS: usize = 4;
 
 type State = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -83,6 +85,32 @@ fn refused(disk: &CrashDisk, expected: &State, what: &str) -> bool {
     }
 }
 
+/// Damages a page in one of several ways.
+fn damage_page(bytes: &mut [u8], way: usize, page: usize) -> &'static str {
+    match way {
+        0 => {
+            let at = (page * 997 + 64) % bytes.len();
+            bytes[at] ^= 1 << (page % 8);
+            "a flipped bit"
+        }
+        1 => {
+            let at = page % 16;
+            bytes[at] ^= 4;
+            "a flipped bit at its start"
+        }
+        2 => {
+            bytes.fill(0);
+            "zeros"
+        }
+        _ => {
+            for (number, byte) in bytes.iter_mut().enumerate() {
+                *byte = u8::try_from((number * 31 + page * 17) % 256).unwrap();
+            }
+            "other bytes"
+        }
+    }
+}
+
 #[test]
 fn a_damaged_page_is_refused_or_was_not_in_use() {
     for closed in [true, false] {
@@ -90,22 +118,14 @@ fn a_damaged_page_is_refused_or_was_not_in_use() {
         let size = whole.content(FILE).unwrap().len();
         let mut count = 0;
         for page in 0..size / PAGE {
-            let at = page * PAGE;
-            let within = (page * 997 + 64) % PAGE;
-            let damages: [(&str, &dyn Fn(&mut [u8])); 4] = [
-                ("a flipped bit", &|bytes| bytes[within] ^= 1 << (page % 8)),
-                ("a flipped bit at its start", &|bytes| bytes[page % 16] ^= 4),
-                ("zeros", &|bytes| bytes.fill(0)),
-                ("other bytes", &|bytes| {
-                    for (number, byte) in bytes.iter_mut().enumerate() {
-                        *byte = u8::try_from((number * 31 + page * 17) % 256).unwrap();
-                    }
-                }),
-            ];
-            for (name, damage) in damages {
+            let range = page * PAGE..(page + 1) * PAGE;
+            for way in 0..WAYS {
                 let disk = whole.process_death();
-                disk.damage(FILE, |bytes| damage(&mut bytes[at..at + PAGE]))
-                    .unwrap();
+                let mut name = "";
+                disk.damage(FILE, |bytes| {
+                    name = damage_page(&mut bytes[range.clone()], way, page);
+                })
+                .unwrap();
                 let what = format!("closed {closed}, page {page}: {name}");
                 count += usize::from(refused(&disk, &state, &what));
             }
