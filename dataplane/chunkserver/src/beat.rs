@@ -72,9 +72,11 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         if inner.is_stopping() {
             return;
         }
+        let disks = inner.probes.describe(&inner.store).await;
+        // After what may take its time: what is reported should still be so.
         let reports = inner
             .fills
-            .caught_up()
+            .caught_up(&inner)
             .into_iter()
             .map(|mandate| MemberReport {
                 group: mandate.group.0,
@@ -82,7 +84,6 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                 disk: u32::from(mandate.disk.0),
                 caught_up: true,
             });
-        let disks = inner.probes.describe(&inner.store).await;
         let description = Description {
             config: &inner.config,
             labels: inner.labels.read().clone(),

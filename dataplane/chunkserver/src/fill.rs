@@ -2,8 +2,11 @@
 //!
 //! First it lists what an in-sync member has; writes that arrive meanwhile are kept apart from the
 //! base of their chunk. What differs is then fetched, several copies at a time, from all in-sync
-//! members in turn; of a copy that was here before, only the ranges whose checksums differ. A chunk that was not in the list was made after the group's epoch began, and
-//! all its writes came here too. When nothing is missing and all is stable, the manager is told.
+//! members in turn, and from another when one fails; of a copy that was here before, only the
+//! ranges whose checksums differ. A chunk that was not in the list was made after the group's epoch
+//! began, and all its writes came here too. When nothing is missing and all is stable, the manager is told.
+
+mod take;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,18 +14,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
-use hither_chunkstore::{BaseCopy, Error};
+use hither_chunkstore::Error;
 use hither_net::NetError;
 use hither_proto::chunk::Copy;
-use hither_proto::ids::{ChunkId, ChunkserverId, Epoch, InodeId, LeaseId};
+use hither_proto::ids::{ChunkId, ChunkserverId};
 use parking_lot::Mutex;
-use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::authority::Mandate;
 use crate::counters::add;
-use crate::fetch::{Place, copy_of, fetch_checksums, fetch_range, list_page};
+use crate::fetch::{Place, list_page};
 use crate::fills::FillProgress;
 use crate::gate::Entered;
 use crate::server::Inner;
@@ -54,8 +56,20 @@ struct State {
 }
 
 /// Why a filling stops, or waits and goes on.
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Trouble {
+    #[error("the group has moved on")]
     Cancelled,
+    /// No in-sync member has all bytes, and none will in this epoch.
+    #[error("{NO_SOURCE}")]
+    NoSource,
+    /// The member asked has not got all bytes either.
+    #[error("the copy of chunk {0} is partial there too")]
+    Partial(ChunkId),
+    /// The copy was cut while it was taken over: it may be taken over again at once.
+    #[error("chunk {0} became shorter while it was taken over")]
+    Shorter(ChunkId),
+    #[error("{0}")]
     Later(String),
 }
 
@@ -145,6 +159,7 @@ impl Fill {
 
     async fn run(self: &Arc<Self>, inner: &Arc<Inner>) {
         let group = self.mandate.group;
+        let mut told = false;
         loop {
             match self.attempt(inner).await {
                 Ok(()) => {
@@ -157,13 +172,35 @@ impl Fill {
                     return;
                 }
                 Err(Trouble::Cancelled) => return,
-                Err(Trouble::Later(cause)) => {
-                    tracing::debug!(%group, cause, "filling waits");
-                    let pause = if self.mends { MEND_PAUSE } else { PAUSE };
-                    tokio::time::sleep(pause).await;
+                Err(cause) => {
+                    tracing::debug!(%group, %cause, "filling waits");
+                    let lost = matches!(cause, Trouble::NoSource);
+                    if lost && !std::mem::replace(&mut told, true) {
+                        self.report_lost(inner);
+                    }
+                    let slow = lost || self.mends;
+                    tokio::time::sleep(if slow { MEND_PAUSE } else { PAUSE }).await;
                 }
             }
         }
+    }
+
+    /// Says which copies lack bytes that nobody else has.
+    fn report_lost(&self, inner: &Inner) {
+        let Mandate {
+            group, epoch, disk, ..
+        } = self.mandate;
+        let partial = inner
+            .store
+            .disk(disk)
+            .map_or_else(Vec::new, |disk| disk.partial(group));
+        let chunks: Vec<u64> = partial
+            .iter()
+            .take(NAMED_MAX)
+            .map(|chunk| chunk.0)
+            .collect();
+        let count = partial.len();
+        tracing::error!(%group, %epoch, disk = disk.0, count, ?chunks, "copies here: {NO_SOURCE}");
     }
 
     /// Everything from the start; what is here already is found to be.
@@ -173,10 +210,8 @@ impl Fill {
         if self.mends && !has_partial(inner, &self.mandate) {
             return Ok(());
         }
-        let sources = self.sources(inner);
-        let Some(first) = sources.first() else {
-            return Err(Trouble::Later("no other member is in-sync".into()));
-        };
+        let sources = self.sources(inner)?;
+        let first = sources.first().ok_or(Trouble::NoSource)?;
         if self.mends {
             return self.end_partial(inner, &sources).await;
         }
@@ -188,7 +223,11 @@ impl Fill {
         inner
             .on_disk(self.mandate.disk, |disk| disk.flush_all())
             .await?;
-        self.check()
+        self.check()?;
+        if has_partial(inner, &self.mandate) {
+            return Err(Trouble::Later("a copy is being taken over again".into()));
+        }
+        Ok(())
     }
 
     /// Waits until nothing of an older epoch is under way here.
@@ -203,12 +242,14 @@ impl Fill {
         }
     }
 
-    /// In-sync members that are up.
-    pub(crate) fn sources(&self, inner: &Inner) -> Vec<ChunkserverId> {
+    /// The other in-sync members of this epoch.
+    pub(crate) fn sources(&self, inner: &Inner) -> Result<Vec<ChunkserverId>, Trouble> {
         let map = inner.link.map();
-        map.in_sync(self.mandate.group)
-            .filter(|id| *id != inner.me)
-            .collect()
+        let Mandate { group, epoch, .. } = self.mandate;
+        if map.epoch(group) != Some(epoch) {
+            return Err(Trouble::Cancelled);
+        }
+        Ok(map.in_sync(group).filter(|id| *id != inner.me).collect())
     }
 
     fn place(&self, member: ChunkserverId) -> Place {
@@ -253,6 +294,7 @@ impl Fill {
                     && entry.length == copy.length
                     && entry.changed_epoch.0 == copy.changed_epoch
                     && !copy.open
+                    && !copy.partial
                     && entry.open.is_none()
                     && !entry.is_partial()
                     && !disk.may_be_torn(*chunk, &entry);
@@ -309,9 +351,9 @@ impl Fill {
                 .collect()
         };
         let jobs = missing.into_iter().enumerate().map(|(number, chunk)| {
-            let source = sources[number % sources.len()];
+            let sources = turned(sources, number);
             async move {
-                self.take_over(inner, chunk, source, false).await?;
+                self.take_over(inner, chunk, &sources).await?;
                 self.state.lock().missing.remove(&chunk);
                 add(&inner.counts.filled_chunks, 1);
                 Ok::<(), Trouble>(())
@@ -319,10 +361,11 @@ impl Fill {
         });
         let mut jobs =
             futures::stream::iter(jobs).buffer_unordered(inner.config.fill_parallel.max(1));
+        let mut failed = Failed::default();
         while let Some(outcome) = jobs.next().await {
-            outcome?;
+            failed.note(outcome)?;
         }
-        Ok(())
+        failed.outcome()
     }
 
     /// Chunks made along the chain while the list was taken: those that are still marked as
@@ -334,189 +377,42 @@ impl Fill {
     ) -> Result<(), Trouble> {
         let disk = inner.disk(self.mandate.disk).map_err(refused)?;
         let partial = disk.partial(self.mandate.group);
+        let mut failed = Failed::default();
         for (number, chunk) in partial.into_iter().enumerate() {
-            let source = sources[number % sources.len()];
-            self.take_over(inner, chunk, source, false).await?;
+            let sources = turned(sources, number);
+            failed.note(self.take_over(inner, chunk, &sources).await)?;
+        }
+        failed.outcome()
+    }
+}
+
+/// What went wrong with some of many copies, which is no reason to leave out the others.
+#[derive(Default)]
+struct Failed(Option<Trouble>);
+
+impl Failed {
+    /// An error ends everything.
+    fn note(&mut self, outcome: Result<(), Trouble>) -> Result<(), Trouble> {
+        match outcome {
+            Err(Trouble::Cancelled) => return Err(Trouble::Cancelled),
+            // Only when nothing else is left to be hoped for.
+            Err(Trouble::NoSource) if self.0.is_some() => {}
+            Err(trouble) => self.0 = Some(trouble),
+            Ok(()) => {}
         }
         Ok(())
     }
 
-    /// Takes one copy over. `afresh`: whatever is here counts for nothing.
-    pub(crate) async fn take_over(
-        &self,
-        inner: &Arc<Inner>,
-        chunk: ChunkId,
-        source: ChunkserverId,
-        afresh: bool,
-    ) -> Result<(), Trouble> {
-        let _one = self.alone(chunk).await;
-        self.take_over_locked(inner, chunk, source, afresh).await
+    fn outcome(self) -> Result<(), Trouble> {
+        self.0.map_or(Ok(()), Err)
     }
+}
 
-    /// Waits until nobody else takes this copy over or changes it while it may be taken over.
-    pub(crate) async fn alone(&self, chunk: ChunkId) -> OwnedMutexGuard<()> {
-        let lock = {
-            let mut chunks = self.chunks.lock();
-            chunks.retain(|_, lock| Arc::strong_count(lock) > 1);
-            Arc::clone(chunks.entry(chunk).or_default())
-        };
-        lock.lock_owned().await
-    }
-
-    /// As [`Fill::take_over`], for the one that is [`Fill::alone`] with the copy.
-    pub(crate) async fn take_over_locked(
-        &self,
-        inner: &Arc<Inner>,
-        chunk: ChunkId,
-        source: ChunkserverId,
-        afresh: bool,
-    ) -> Result<(), Trouble> {
-        self.check()?;
-        if self.mends && !is_partial(inner, &self.mandate, chunk) {
-            // Completed meanwhile, and perhaps changed since, here before there.
-            return Ok(());
-        }
-        let (group, epoch) = (self.mandate.group, self.mandate.epoch);
-        let place = self.place(source);
-        let Some(copy) = copy_of(inner, place, chunk).await? else {
-            return self.without_base(inner, chunk, afresh).await;
-        };
-        let inode = InodeId(copy.inode);
-        // Of a copy that was here before, most is usually as it was.
-        let held = inner.disk(self.mandate.disk).map_err(refused)?.entry(chunk);
-        let held_length = held.map_or(0, |entry| entry.length);
-        let begun = inner
-            .on_disk(self.mandate.disk, move |disk| {
-                if afresh {
-                    disk.refill_begin(chunk, group, inode, epoch)
-                } else {
-                    disk.fill_begin(chunk, group, inode, epoch)
-                }
-            })
-            .await;
-        match begun {
-            // Freed meanwhile.
-            Err(Error::Deleted(_)) => return Ok(()),
-            other => other?,
-        }
-        let mut at = 0;
-        while at < copy.length {
-            self.check()?;
-            let length = FETCH_BYTES.min(copy.length - at);
-            let same =
-                at + length <= held_length && self.is_same(inner, place, chunk, at, length).await?;
-            if !same {
-                self.take_range(inner, place, chunk, at, length).await?;
-            }
-            at += length;
-        }
-        let base = BaseCopy {
-            lease: LeaseId(copy.lease),
-            length: copy.length,
-            inode,
-            changed_epoch: Epoch(copy.changed_epoch),
-            open: copy.open,
-        };
-        let ended = inner
-            .on_disk(self.mandate.disk, move |disk| {
-                disk.fill_end(chunk, &base, epoch)
-            })
-            .await;
-        match ended {
-            Err(Error::NoSuchChunk(_)) => Ok(()),
-            other => Ok(other?),
-        }
-    }
-
-    /// Whether a range is here as the other member has it, by the checksums of its blocks.
-    async fn is_same(
-        &self,
-        inner: &Arc<Inner>,
-        place: Place,
-        chunk: ChunkId,
-        offset: u32,
-        length: u32,
-    ) -> Result<bool, Trouble> {
-        let sums = fetch_checksums(inner, place, chunk, offset, length).await?;
-        let epoch = self.mandate.epoch;
-        let same = inner
-            .on_disk(self.mandate.disk, move |disk| {
-                disk.has_base(chunk, offset..offset + length, &sums, epoch)
-            })
-            .await;
-        match same {
-            Err(Error::NoSuchChunk(_)) => Ok(false),
-            other => Ok(other?),
-        }
-    }
-
-    async fn take_range(
-        &self,
-        inner: &Arc<Inner>,
-        place: Place,
-        chunk: ChunkId,
-        offset: u32,
-        length: u32,
-    ) -> Result<(), Trouble> {
-        inner.fills.throttle.take(length).await;
-        let fetched = fetch_range(inner, place, chunk, offset, length).await?;
-        let bytes = fetched.bytes;
-        add(&inner.counts.filled_bytes, bytes.len() as u64);
-        self.bytes_done
-            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        if bytes.len() < length as usize {
-            return Err(Trouble::Later(format!(
-                "chunk {chunk} became shorter while it was taken over"
-            )));
-        }
-        let epoch = self.mandate.epoch;
-        let put = inner
-            .on_disk(self.mandate.disk, move |disk| {
-                disk.fill_base(chunk, offset, &bytes, epoch)
-            })
-            .await;
-        match put {
-            Err(Error::NoSuchChunk(_)) => Ok(()),
-            other => Ok(other?),
-        }
-    }
-
-    /// The other member has no such copy: what is here came along the chain and is all there is,
-    /// or it is gone.
-    async fn without_base(
-        &self,
-        inner: &Arc<Inner>,
-        chunk: ChunkId,
-        afresh: bool,
-    ) -> Result<(), Trouble> {
-        let disk = inner.disk(self.mandate.disk).map_err(refused)?;
-        let Some(entry) = disk.entry(chunk) else {
-            return Ok(());
-        };
-        let epoch = self.mandate.epoch;
-        if afresh || entry.changed_epoch < epoch {
-            inner
-                .on_disk(self.mandate.disk, move |disk| disk.discard(chunk))
-                .await?;
-            return Ok(());
-        }
-        if !entry.is_partial() {
-            return Ok(());
-        }
-        // A write reaches this tail of the chain before its head has applied it, so the head may
-        // have the copy a moment later. If it has not for so long, it refused the write.
-        let now = Instant::now();
-        let since = *self.absent_since.lock().entry(chunk).or_insert(now);
-        if now.duration_since(since) < ABSENT_WAIT {
-            return Err(Trouble::Later(format!(
-                "chunk {chunk} is not at its other members yet"
-            )));
-        }
-        inner
-            .on_disk(self.mandate.disk, move |disk| disk.discard(chunk))
-            .await?;
-        Ok(())
-    }
+/// The sources, beginning with another one for each number.
+fn turned(sources: &[ChunkserverId], number: usize) -> Vec<ChunkserverId> {
+    let mut turned = sources.to_vec();
+    turned.rotate_left(number % sources.len().max(1));
+    turned
 }
 
 pub(crate) fn has_partial(inner: &Inner, mandate: &Mandate) -> bool {
@@ -536,12 +432,13 @@ fn refused(refusal: Refusal) -> Trouble {
     Trouble::Later(refusal.failure.text)
 }
 
+/// Why a copy stays as it is.
+pub(crate) const NO_SOURCE: &str =
+    "bytes are missing that no other in-sync member has; a member that is away may have them";
+/// Chunks that are named in one line of the log.
+const NAMED_MAX: usize = 16;
 /// Copies in one page of a list.
 const PAGE: u32 = 1024;
-/// Bytes fetched at once.
-const FETCH_BYTES: u32 = 1 << 20;
-/// Time after which a copy that only this member has is taken for one that was refused elsewhere.
-const ABSENT_WAIT: Duration = Duration::from_secs(10);
 /// Pause before a filling tries again.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Pause before the completing of copies is tried again by a member that is in-sync.

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use hither_chunkstore::Error;
 use hither_proto::ids::{ChunkId, ChunkserverId, Epoch, GroupId};
 use hither_proto::map::{Member, MemberState};
+use hither_proto::status::Status;
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::authority::{Mandate, Need};
-use crate::fill::{Fill, Trouble, has_partial, is_partial};
+use crate::fill::{Fill, NO_SOURCE, Trouble, has_partial, is_partial};
 use crate::handler::Judged;
 use crate::server::Inner;
 use crate::status::Refusal;
@@ -63,13 +64,15 @@ impl Fills {
         progress.collect()
     }
 
-    /// Fillings that are complete, for the manager.
-    pub(crate) fn caught_up(&self) -> Vec<Mandate> {
+    /// Fillings that are complete, for the manager. One in which a copy is being taken over again is
+    /// not: nobody but its source could complete that.
+    pub(crate) fn caught_up(&self, inner: &Inner) -> Vec<Mandate> {
         let groups = self.groups.lock();
         groups
             .values()
             .filter(|fill| !fill.mends && fill.is_caught_up())
             .map(|fill| fill.mandate)
+            .filter(|mandate| !has_partial(inner, mandate))
             .collect()
     }
 
@@ -136,14 +139,14 @@ impl Fills {
         chunk: ChunkId,
         source: ChunkserverId,
     ) -> Result<Followed, Refusal> {
-        let fill = self.at(&mandate)?;
+        let fill = self.at(inner, mandate)?;
         let alone = fill.alone(chunk).await;
         let held = inner.disk(mandate.disk)?.entry(chunk);
         let whole = held.is_some_and(|entry| entry.exists() && !entry.is_partial());
         if whole && !fill.lacks(chunk) {
             return Ok(Followed::Complete(alone));
         }
-        taken(fill.take_over_locked(inner, chunk, source, true).await)?;
+        taken(fill.take_from(inner, chunk, source, true).await)?;
         let (sender, receiver) = tokio::sync::oneshot::channel();
         inner.disk(mandate.disk)?.flush(&[chunk], move |outcome| {
             // Whoever asked for it may be gone.
@@ -164,20 +167,49 @@ impl Fills {
         if !is_partial(inner, &mandate, chunk) {
             return Ok(());
         }
-        let fill = self.at(&mandate)?;
-        let Some(source) = fill.sources(inner).first().copied() else {
-            return Err(Refusal::retry("no other member is in-sync"));
+        let fill = self.at(inner, mandate)?;
+        let taken_over = match fill.sources(inner) {
+            Ok(sources) => fill.take_over(inner, chunk, &sources).await,
+            Err(trouble) => Err(trouble),
         };
-        taken(fill.take_over(inner, chunk, source, false).await)
+        taken(taken_over)
     }
 
-    fn at(&self, mandate: &Mandate) -> Result<Arc<Fill>, Refusal> {
-        let groups = self.groups.lock();
-        let found = groups.get(&mandate.group);
-        found
-            .filter(|fill| fill.mandate.epoch == mandate.epoch)
-            .cloned()
-            .ok_or_else(|| Refusal::retry("the filling has not begun yet"))
+    /// Keeps a copy from being taken over for as long as what is returned is kept; `None` for one
+    /// that lacks nothing.
+    pub(crate) async fn alone(
+        &self,
+        inner: &Arc<Inner>,
+        mandate: Mandate,
+        chunk: ChunkId,
+    ) -> Result<Option<OwnedMutexGuard<()>>, Refusal> {
+        if !is_partial(inner, &mandate, chunk) {
+            return Ok(None);
+        }
+        let fill = self.at(inner, mandate)?;
+        Ok(Some(fill.alone(chunk).await))
+    }
+
+    /// The filling of the mandate's epoch. An in-sync member's begins when it is needed, should its
+    /// copies have become partial after the epoch was taken note of.
+    fn at(&self, inner: &Arc<Inner>, mandate: Mandate) -> Result<Arc<Fill>, Refusal> {
+        let mut groups = self.groups.lock();
+        let found = groups.get(&mandate.group).map(|fill| fill.mandate.epoch);
+        match found {
+            Some(epoch) if epoch == mandate.epoch => {}
+            Some(epoch) if epoch > mandate.epoch => {
+                return Err(Refusal::retry("the group has moved on"));
+            }
+            _ if mandate.filling => {
+                return Err(Refusal::retry("the filling has not begun yet"));
+            }
+            _ => {
+                let before = groups.remove(&mandate.group);
+                groups.insert(mandate.group, Fill::start(inner, mandate, before));
+            }
+        }
+        let fill = groups.get(&mandate.group).cloned();
+        fill.ok_or_else(|| Refusal::retry("the filling has not begun yet"))
     }
 }
 
@@ -193,6 +225,7 @@ fn taken(outcome: Result<(), Trouble>) -> Result<(), Refusal> {
     match outcome {
         Ok(()) => Ok(()),
         Err(Trouble::Cancelled) => Err(Refusal::retry("the group has moved on")),
-        Err(Trouble::Later(text)) => Err(Refusal::retry(text)),
+        Err(Trouble::NoSource) => Err(Refusal::new(Status::TOO_FEW_COPIES, NO_SOURCE)),
+        Err(trouble) => Err(Refusal::retry(trouble.to_string())),
     }
 }

@@ -251,7 +251,15 @@ impl Task<'_> {
             self.disk(move |disk| disk.trim(&op)).await?;
             return Ok(Empty {});
         }
-        self.whole(chunk).await?;
+        let cut_to_nothing = (op.offset, op.length) == (0, 0);
+        let _alone = if cut_to_nothing {
+            // Nothing is left that would have to be fetched first.
+            let fills = &self.inner.fills;
+            fills.alone(self.inner, self.mandate, chunk).await?
+        } else {
+            self.whole(chunk).await?;
+            None
+        };
         self.disk(move |disk| disk.trim(&op)).await?;
         self.follow(Kind::CHUNK_TRIM, trim).await?;
         Ok(Empty {})
@@ -322,6 +330,7 @@ impl Task<'_> {
             inode: entry.inode.0,
             open: entry.open.is_some(),
             changed_epoch: entry.changed_epoch.0,
+            partial: entry.is_partial(),
         });
         Ok(ListReply {
             copies: copies.collect(),

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hither_net::NetError;
 use hither_proto::chunk::{Delete, Seal, Settle, Trim};
+use hither_proto::ids::{ChunkId, DiskIndex, Epoch, GroupId, InodeId};
 use hither_proto::kind::Kind;
 use hither_proto::map::MemberState::{Filling, InSync, Lagging};
 use hither_proto::status::Status;
@@ -73,7 +74,14 @@ async fn an_empty_member_fills_while_writes_go_on() {
 
 /// Writes along the chain of the newest map until it is taken, with a higher chain number each time.
 async fn write_somehow(cluster: &Cluster, wanted: &support::Put) {
-    for attempt in 1..200u32 {
+    let taken = write_until_taken(cluster, wanted);
+    tokio::time::timeout(support::WAIT, taken)
+        .await
+        .expect("the write is taken");
+}
+
+async fn write_until_taken(cluster: &Cluster, wanted: &support::Put) {
+    for attempt in 1u32.. {
         let map = cluster.manager.map();
         let members = |state: i32| {
             map.groups[0]
@@ -106,9 +114,9 @@ async fn write_somehow(cluster: &Cluster, wanted: &support::Put) {
             }
             Err(error) => panic!("{error}"),
         }
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        // The server answers as soon as it knows the map.
+        tokio::task::yield_now().await;
     }
-    panic!("the write was never taken");
 }
 
 static CHAIN: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
@@ -284,7 +292,7 @@ async fn several_members_give_and_a_limit_is_kept() {
     let fetched = |id: u64| {
         cluster.servers[&id]
             .store()
-            .disk(hither_proto::ids::DiskIndex(0))
+            .disk(DiskIndex(0))
             .unwrap()
             .counters()
             .reads
@@ -306,15 +314,12 @@ async fn an_in_sync_member_completes_a_copy_that_was_left_partial() {
     // As when it became in-sync in the middle of taking the copy over.
     let disk = cluster.servers[&2]
         .store()
-        .disk(hither_proto::ids::DiskIndex(0))
+        .disk(DiskIndex(0))
         .unwrap()
         .clone();
-    let (chunk, group) = (
-        hither_proto::ids::ChunkId(1),
-        hither_proto::ids::GroupId(GROUP),
-    );
-    let epoch = hither_proto::ids::Epoch(cluster.manager.epoch());
-    disk.refill_begin(chunk, group, hither_proto::ids::InodeId(101), epoch)
+    let (chunk, group) = (ChunkId(1), GroupId(GROUP));
+    let epoch = Epoch(cluster.manager.epoch());
+    disk.refill_begin(chunk, group, InodeId(101), epoch)
         .unwrap();
     assert_eq!(
         support::refused(cluster.read(2, 1, 0, 10).await).0,
@@ -348,15 +353,15 @@ async fn a_copy_that_is_being_completed_is_cut_only_then() {
         .unwrap();
     let disk = cluster.servers[&2]
         .store()
-        .disk(hither_proto::ids::DiskIndex(0))
+        .disk(DiskIndex(0))
         .unwrap()
         .clone();
-    disk.discard(hither_proto::ids::ChunkId(1)).unwrap();
+    disk.discard(ChunkId(1)).unwrap();
     disk.refill_begin(
-        hither_proto::ids::ChunkId(1),
-        hither_proto::ids::GroupId(GROUP),
-        hither_proto::ids::InodeId(101),
-        hither_proto::ids::Epoch(cluster.manager.epoch()),
+        ChunkId(1),
+        GroupId(GROUP),
+        InodeId(101),
+        Epoch(cluster.manager.epoch()),
     )
     .unwrap();
     cluster.manager.set_group(&[(1, InSync), (2, InSync)], 1);
@@ -410,4 +415,185 @@ async fn of_a_copy_that_was_here_only_what_differs_is_fetched() {
     same(&cluster.content(2, 1).await.unwrap(), &expected);
     let counters = cluster.servers[&2].counters();
     assert_eq!(counters.filled_bytes, (1 << 20) + 4000, "{counters:?}");
+}
+
+/// As if the copy were being taken over, with nothing of it here yet.
+fn make_partial(cluster: &Cluster, id: u64, chunk: u64) {
+    let disk = cluster.servers[&id].store().disk(DiskIndex(0)).unwrap();
+    let epoch = Epoch(cluster.manager.epoch());
+    disk.discard(ChunkId(chunk)).unwrap();
+    disk.refill_begin(ChunkId(chunk), GroupId(GROUP), InodeId(chunk + 100), epoch)
+        .unwrap();
+}
+
+/// Asks until the answer is not that the server is not ready yet.
+async fn settled(cluster: &Cluster, id: u64, kind: Kind, message: &impl prost::Message) -> Status {
+    let wait = async {
+        loop {
+            match cluster.call(id, kind, message).await {
+                Ok(_) => return Status::OK,
+                Err(NetError::Refused { status, .. }) if status == Status::RETRY => {}
+                Err(error) => return support::refused(Err::<(), _>(error)).0,
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(support::WAIT, wait)
+        .await
+        .expect("an answer that is final")
+}
+
+/// The member was made in-sync as a copy became partial again, and then lost all others. It told
+/// everybody to try again later, for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partial_copy_that_nobody_else_has_is_reported_cut_and_freed() {
+    let cluster = Cluster::start(2).await;
+    for chunk in 1..=3u64 {
+        let bytes = put(chunk, 1, 1, 0, 50_000);
+        cluster.write(&[1, 2], bytes).await.unwrap();
+    }
+    cluster.manager.set_group(&[(2, InSync), (1, Lagging)], 1);
+    // From here on it knows the epoch.
+    cluster.write(&[2], put(9, 1, 1, 0, 100)).await.unwrap();
+    for chunk in 1..=3u64 {
+        make_partial(&cluster, 2, chunk);
+    }
+    let seal = Seal {
+        target: Some(cluster.target(1, 5)),
+    };
+    let settle = Settle {
+        target: Some(cluster.target(1, 5)),
+        source: cluster.hops(&[2]).pop(),
+        blocks: vec![],
+        length: 50_000,
+    };
+    let trim = |chunk: u64, offset: u32| Trim {
+        target: Some(cluster.target(chunk, 5)),
+        offset,
+        length: 0,
+    };
+    let lost = Status::TOO_FEW_COPIES;
+    let found = settled(&cluster, 2, Kind::CHUNK_SEAL, &seal).await;
+    assert_eq!(found, lost);
+    let found = settled(&cluster, 2, Kind::CHUNK_SETTLE, &settle).await;
+    assert_eq!(found, lost);
+    let found = settled(&cluster, 2, Kind::CHUNK_TRIM, &trim(1, 100)).await;
+    assert_eq!(found, lost);
+    // Neither needs what is missing.
+    let found = settled(&cluster, 2, Kind::CHUNK_TRIM, &trim(2, 0)).await;
+    assert_eq!(found, Status::OK);
+    assert_eq!(cluster.content(2, 2).await.unwrap(), b"");
+    let delete = Delete {
+        group: GROUP,
+        epoch: cluster.manager.epoch(),
+        chunks: vec![3],
+    };
+    let found = settled(&cluster, 2, Kind::CHUNK_DELETE, &delete).await;
+    assert_eq!(found, Status::OK);
+    // One that has the bytes comes back.
+    cluster.manager.set_group(&[(1, InSync), (2, InSync)], 1);
+    let seal = Seal {
+        target: Some(cluster.target(1, 6)),
+    };
+    let found = settled(&cluster, 2, Kind::CHUNK_SEAL, &seal).await;
+    assert_eq!(found, Status::OK);
+    let bytes = cluster.content(2, 1).await.unwrap();
+    same(&bytes, &pattern(1, 1, 0, 50_000));
+    assert_eq!(cluster.content(2, 2).await.unwrap(), b"");
+}
+
+/// Between the last look for partial copies and the report one may be taken over again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_with_a_partial_copy_does_not_say_that_it_is_filled() {
+    let mut cluster = Cluster::start(1).await;
+    cluster.manager.promotes(false);
+    let bytes = put(1, 1, 1, 0, 50_000);
+    cluster.write(&[1], bytes).await.unwrap();
+    assert_eq!(cluster.start_server(2).await, 2);
+    cluster.manager.set_group(&[(1, InSync), (2, Filling)], 1);
+    until_filled(&cluster, 2).await;
+    make_partial(&cluster, 2, 1);
+    cluster.manager.until_beat(2).await;
+    cluster.manager.promotes(true);
+    cluster.manager.until_beat(2).await;
+    let state = cluster.manager.map().groups[0].members[1].state;
+    assert_eq!(state, i32::from(Filling));
+    let trim = Trim {
+        target: Some(cluster.target(1, 5)),
+        offset: 20_000,
+        length: 0,
+    };
+    cluster.call(1, Kind::CHUNK_TRIM, &trim).await.unwrap();
+    cluster.manager.until_in_sync(2).await;
+    let bytes = cluster.content(2, 1).await.unwrap();
+    same(&bytes, &pattern(1, 1, 0, 20_000));
+}
+
+/// A copy of which its source has nothing yet was taken over as an empty one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_is_taken_from_a_member_that_has_all_of_it() {
+    let mut cluster = Cluster::adjusted(1, |config| {
+        if config.zone == "zone2" {
+            config.fill_bytes_per_second = 1;
+        }
+    })
+    .await;
+    cluster.write(&[1], put(9, 1, 1, 0, 1000)).await.unwrap();
+    assert_eq!(cluster.start_server(2).await, 2);
+    // The first bytes are free: from now on the server waits long before it takes more.
+    cluster.manager.set_group(&[(1, InSync), (2, Filling)], 1);
+    cluster.manager.until_in_sync(2).await;
+    let bytes = put(5, 1, 1, 0, 50_000);
+    cluster.write(&[1, 2], bytes).await.unwrap();
+    make_partial(&cluster, 2, 5);
+    assert_eq!(cluster.start_server(3).await, 3);
+    cluster
+        .manager
+        .set_group(&[(2, InSync), (1, InSync), (3, Filling)], 1);
+    cluster.manager.until_in_sync(3).await;
+    let bytes = cluster.content(3, 5).await.unwrap();
+    same(&bytes, &pattern(5, 1, 0, 50_000));
+    let partial = support::refused(cluster.read(2, 5, 0, 10).await);
+    assert_eq!(partial.0, Status::NO_SUCH_CHUNK);
+}
+
+/// One copy that was cut meanwhile had all others taken over again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_becomes_shorter_is_taken_over_again_alone() {
+    let mut cluster = Cluster::adjusted(1, |config| {
+        config.fill_bytes_per_second = 1 << 20;
+        config.fill_parallel = 1;
+    })
+    .await;
+    // Under leases that are not closed, so that each counts as changed whenever it is looked at.
+    for (chunk, length) in [(1, 300_000), (2, 3_000_000), (3, 10_000), (4, 10_000)] {
+        let bytes = put(chunk, 1, 1, 0, length);
+        cluster.write(&[1], bytes).await.unwrap();
+    }
+    assert_eq!(cluster.start_server(2).await, 2);
+    cluster.manager.set_group(&[(1, InSync), (2, Filling)], 1);
+    let wait = async {
+        let begun = |progress: &hither_chunkserver::FillProgress| progress.bytes_done > 1_000_000;
+        while !cluster.servers[&2].fill_progress().values().any(begun) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(support::WAIT, wait).await.unwrap();
+    let trim = Trim {
+        target: Some(cluster.target(2, 5)),
+        offset: 500_000,
+        length: 0,
+    };
+    // Passed on to the member that fills, which follows when it has the copy.
+    let found = settled(&cluster, 1, Kind::CHUNK_TRIM, &trim).await;
+    assert!(
+        [Status::OK, Status::STALE_EPOCH].contains(&found),
+        "{found}"
+    );
+    cluster.manager.until_in_sync(2).await;
+    assert_eq!(cluster.servers[&2].counters().filled_chunks, 4);
+    for (chunk, length) in [(1, 300_000), (2, 500_000), (3, 10_000), (4, 10_000)] {
+        let bytes = cluster.content(2, chunk).await.unwrap();
+        same(&bytes, &pattern(chunk, 1, 0, length));
+    }
 }

@@ -7,9 +7,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
 
-use hither_chunkserver::{ChunkServer, StartError};
+use hither_chunkserver::ChunkServer;
 use hither_chunkstore::{Medium, Probe, Space};
 use hither_log::crash::CrashDisk;
 use hither_net::NetError;
@@ -18,8 +17,9 @@ use hither_proto::kind::Kind;
 use hither_proto::map::MemberState::{Filling, InSync, Lagging};
 use hither_proto::status::Status;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
-use support::{Client, Cluster, Put, pattern, put, same};
+use support::{Client, Cluster, Put, WAIT, pattern, put, same};
 
 #[derive(Debug)]
 struct Plenty;
@@ -63,25 +63,15 @@ impl Powered {
     }
 
     async fn up(&mut self, id: u64) {
-        for _ in 0..2000 {
-            let medium = Medium {
-                path: format!("memory {id}"),
-                dir: self.disks[&id].root(),
-                probe: Arc::new(Plenty),
-            };
-            match ChunkServer::start_on(self.cluster.config(id), vec![medium]).await {
-                Ok(server) => {
-                    assert_eq!(server.id().0, id);
-                    self.cluster.servers.insert(id, server);
-                    return;
-                }
-                Err(StartError::Store(error)) if error.to_string().contains("in use") => {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                Err(error) => panic!("server {id}: {error}"),
-            }
-        }
-        panic!("server {id} does not let go of its disk");
+        let medium = Medium {
+            path: format!("memory {id}"),
+            dir: self.disks[&id].root(),
+            probe: Arc::new(Plenty),
+        };
+        let server = ChunkServer::start_on(self.cluster.config(id), vec![medium]).await;
+        let server = server.unwrap_or_else(|error| panic!("server {id}: {error}"));
+        assert_eq!(server.id().0, id);
+        self.cluster.servers.insert(id, server);
     }
 
     /// The power of a server goes: nothing reaches its disk any more.
@@ -145,9 +135,19 @@ async fn write_until_taken(
             Err(_) => {}
         }
         chain_number.fetch_add(1, Ordering::Relaxed);
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        // Answered as soon as the servers know the map, or one is up again.
+        tokio::task::yield_now().await;
     }
     false
+}
+
+/// Waits until so many more writes were acknowledged.
+async fn until_written(written: &watch::Sender<u64>, more: u64) {
+    let mut written = written.subscribe();
+    let wanted = *written.borrow() + more;
+    let wait = written.wait_for(|count| *count >= wanted);
+    let waited = tokio::time::timeout(WAIT, wait).await;
+    waited.expect("writes go on").expect("there are writers");
 }
 
 type Contents = Arc<Mutex<BTreeMap<u64, Vec<u8>>>>;
@@ -181,8 +181,10 @@ async fn members_lose_power_one_after_the_other_and_no_acknowledged_byte_is_lost
     let contents: Contents = Arc::default();
     // A client of its own: it lives on while servers change.
     let outside = Arc::new(powered.cluster.beside());
+    let written = Arc::new(watch::channel(0).0);
     let mut writers = Vec::new();
     for chunk in 1..=4u64 {
+        let written = Arc::clone(&written);
         let (stop, contents) = (Arc::clone(&stop), Arc::clone(&contents));
         let outside = Arc::clone(&outside);
         writers.push(tokio::spawn(async move {
@@ -194,6 +196,7 @@ async fn members_lose_power_one_after_the_other_and_no_acknowledged_byte_is_lost
                 // Once begun, it is written until it is taken: what was tried may be anywhere.
                 assert!(write_until_taken(&outside, &wanted, &chain_number, &never).await);
                 apply(&contents, &wanted);
+                written.send_modify(|count| *count += 1);
                 version += 1;
             }
             version
@@ -201,7 +204,7 @@ async fn members_lose_power_one_after_the_other_and_no_acknowledged_byte_is_lost
     }
     for round in 0..8u64 {
         let victim = round % 3 + 1;
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        until_written(&written, 40).await;
         powered.down(victim, round);
         let mut members: Vec<_> = [1, 2, 3].map(|id| (id, InSync)).to_vec();
         for member in &mut members {
@@ -210,7 +213,7 @@ async fn members_lose_power_one_after_the_other_and_no_acknowledged_byte_is_lost
             }
         }
         powered.cluster.manager.set_group(&members, 1);
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        until_written(&written, 12).await;
         powered.up(victim).await;
         for member in &mut members {
             if member.0 == victim {

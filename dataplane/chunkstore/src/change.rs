@@ -215,7 +215,17 @@ impl Core {
                 entry.chain = ChainNumber(0);
             }
             entry.changed_epoch = entry.changed_epoch.max(op.epoch);
-            core.trim_locked(&live, state, &mut entry, &[(op.offset, op.length)])
+            let empties = (op.offset, op.length) == (0, 0);
+            let ends_filling = empties && entry.is_partial();
+            if ends_filling {
+                // Nothing is left that is to be fetched.
+                entry = entry.with_flag(EntryFlags::PARTIAL, false);
+            }
+            core.trim_locked(&live, state, &mut entry, &[(op.offset, op.length)])?;
+            if ends_filling {
+                state.filled();
+            }
+            Ok(())
         })
     }
 

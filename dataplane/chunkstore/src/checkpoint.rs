@@ -1,9 +1,12 @@
 //! The durable index: the index in memory as of some record, in a redb database.
+//!
+//! The whole file is verified when it is opened: redb trusts what it reads, and panics over damage.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use hither_log::{LogDir, LogFile};
+use hither_log::{LogDir, LogFile, Lsn};
 use hither_proto::checksum::crc32c;
 use hither_proto::ids::ChunkId;
 use redb::{
@@ -27,9 +30,9 @@ impl Checkpoint {
             create(dir.as_ref())?;
         }
         let database = reopen(dir.as_ref())?;
-        let version = version(&database).map_err(|error| error.to_string())?;
+        let version = guarded(|| meta(&database, VERSION_KEY).map_err(|error| error.to_string()))?;
         if version != Some(VERSION) {
-            return Err(format!("index has format version {version:?}"));
+            return Err(damaged(&format!("it has format version {version:?}")));
         }
         Ok(Self {
             dir: Arc::clone(dir),
@@ -37,12 +40,20 @@ impl Checkpoint {
         })
     }
 
+    /// The record before which everything is in the index, if it says so.
+    pub(crate) fn next(&self) -> Result<Option<Lsn>, String> {
+        let database = self.database.as_ref().ok_or("the index is not open")?;
+        let next = guarded(|| meta(database, NEXT_KEY).map_err(|error| error.to_string()))?;
+        Ok(next.map(Lsn))
+    }
+
     /// The whole index.
     pub(crate) fn load(&self) -> Result<Index, String> {
         let database = self.database.as_ref().ok_or("the index is not open")?;
-        let (entries, deleted) = read(database).map_err(|error| error.to_string())?;
+        let (entries, deleted) = guarded(|| read(database).map_err(|error| error.to_string()))?;
         let entries = entries.into_iter().map(|(chunk, bytes)| {
-            let entry = decode(&bytes).ok_or_else(|| format!("index entry of chunk {chunk}"))?;
+            let entry =
+                decode(&bytes).ok_or_else(|| damaged(&format!("the entry of chunk {chunk}")))?;
             Ok((chunk, entry))
         });
         Ok(Index::load(
@@ -51,13 +62,16 @@ impl Checkpoint {
         ))
     }
 
-    /// Makes changes durable, all or none. After a failure the same changes may be committed again.
-    pub(crate) fn commit(&mut self, changes: &Changes) -> io::Result<()> {
+    /// Makes the changes by the records before `next` durable, all or none. After a failure the same
+    /// changes may be committed again.
+    pub(crate) fn commit(&mut self, changes: &Changes, next: Lsn) -> io::Result<()> {
         let database = match self.database.take() {
             Some(database) => database,
             None => reopen(self.dir.as_ref()).map_err(io::Error::other)?,
         };
-        write(&database, changes).map_err(|error| match error {
+        let written = catch_unwind(AssertUnwindSafe(|| write(&database, changes, next)));
+        let written = written.map_err(|_| io::Error::other(damaged(NO_SENSE)))?;
+        written.map_err(|error| match error {
             redb::Error::Io(error) => error,
             other => io::Error::other(other.to_string()),
         })?;
@@ -66,10 +80,20 @@ impl Checkpoint {
     }
 }
 
-fn version(database: &Database) -> Result<Option<u64>, redb::Error> {
+/// Carries out what redb may panic in when its file is damaged.
+fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(NO_SENSE.into()));
+    done.map_err(|cause| damaged(&cause))
+}
+
+fn damaged(cause: &str) -> String {
+    format!("the file {FILE} is damaged: {cause}")
+}
+
+fn meta(database: &Database, key: &str) -> Result<Option<u64>, redb::Error> {
     let read = database.begin_read()?;
     let table = read.open_table(META)?;
-    Ok(table.get(VERSION_KEY)?.map(|value| value.value()))
+    Ok(table.get(key)?.map(|value| value.value()))
 }
 
 fn read(database: &Database) -> Result<(RawEntries, Vec<(u64, ChunkId)>), redb::Error> {
@@ -87,7 +111,7 @@ fn read(database: &Database) -> Result<(RawEntries, Vec<(u64, ChunkId)>), redb::
     Ok((entries, deleted))
 }
 
-fn write(database: &Database, changes: &Changes) -> Result<(), redb::Error> {
+fn write(database: &Database, changes: &Changes, next: Lsn) -> Result<(), redb::Error> {
     let mut write = database.begin_write()?;
     write.set_durability(Durability::Immediate)?;
     write.set_quick_repair(true);
@@ -104,6 +128,7 @@ fn write(database: &Database, changes: &Changes) -> Result<(), redb::Error> {
             deleted.insert(number, chunk.0)?;
         }
         deleted.retain_in(..changes.deleted_from, |_, _| false)?;
+        write.open_table(META)?.insert(NEXT_KEY, next.0)?;
     }
     write.commit()?;
     Ok(())
@@ -154,17 +179,27 @@ fn create(dir: &dyn LogDir) -> Result<(), String> {
 }
 
 fn reopen(dir: &dyn LogDir) -> Result<Database, String> {
-    let file = dir.open(FILE).map_err(|error| error.to_string())?;
+    let file = dir
+        .open(FILE)
+        .map_err(|error| format!("open the file {FILE}: {error}"))?;
+    if file.size().map_err(|error| error.to_string())? == 0 {
+        // redb would make a new one of it.
+        return Err(damaged("it is empty"));
+    }
     // What an earlier run wrote and failed to sync is in memory, but the device may not have it.
     file.drop_cache().map_err(|error| error.to_string())?;
     database(file)
 }
 
 fn database(file: Arc<dyn LogFile>) -> Result<Database, String> {
-    redb::Builder::new()
-        .set_cache_size(CACHE_BYTES)
-        .create_with_backend(Backend { file })
-        .map_err(|error| format!("open index: {error}"))
+    let open = || {
+        redb::Builder::new()
+            .set_cache_size(CACHE_BYTES)
+            .set_check_integrity_on_open(true)
+            .create_with_backend(Backend { file })
+    };
+    let opened = catch_unwind(AssertUnwindSafe(open)).map_err(|_| damaged(NO_SENSE))?;
+    opened.map_err(|error| format!("open the file {FILE}: {error}"))
 }
 
 #[derive(Debug)]
@@ -205,5 +240,8 @@ const DELETED: TableDefinition<'static, u64, u64> = TableDefinition::new("delete
 const META: TableDefinition<'static, &str, u64> = TableDefinition::new("meta");
 const VERSION_KEY: &str = "version";
 const VERSION: u64 = 1;
+/// The record before which everything is in the index. Absent where an older build wrote last.
+const NEXT_KEY: &str = "next record";
+const NO_SENSE: &str = "the database makes no sense";
 /// The database is read once, at start.
 const CACHE_BYTES: usize = 8 << 20;

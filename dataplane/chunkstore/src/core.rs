@@ -284,7 +284,9 @@ impl Core {
             None => self.remake(chunk, entry)?,
             Some(file) => {
                 let header = file.header().map_err(|e| self.io("read a header", &e))?;
+                let whole = file.has_table().map_err(|e| self.io("read a size", &e))?;
                 match header {
+                    _ if known && !whole => self.remake(chunk, entry)?,
                     Some(header) if header.chunk == chunk => file,
                     Some(_) => self.remake(chunk, entry)?,
                     None => {
@@ -327,7 +329,7 @@ impl Core {
     /// A file that should be there is not: makes one in which every block is bad, so that each is
     /// repaired from another member.
     fn remake(&self, chunk: ChunkId, entry: &Entry) -> Result<ChunkFile, Error> {
-        tracing::error!(%chunk, disk = self.index_number.0, "the file of a copy is missing or another's");
+        tracing::error!(%chunk, disk = self.index_number.0, "the file of a copy is missing, cut short or another's");
         let (_, dir, name) = self.place(chunk);
         let file = ChunkFile::create(dir.as_ref(), &name, &header_of(chunk, entry))
             .map_err(|e| self.io("make a copy", &e))?;

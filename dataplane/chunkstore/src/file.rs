@@ -32,6 +32,8 @@ impl ChunkFile {
             other => other?,
         };
         file.write_at(&header.encode(), 0)?;
+        // So that one which is shorter was cut by somebody else.
+        file.set_len(DATA_OFFSET)?;
         Ok(Self { file })
     }
 
@@ -49,6 +51,12 @@ impl ChunkFile {
         let mut bytes = vec![0; HEADER_BYTES];
         self.read_padded(&mut bytes, 0)?;
         Ok(Header::decode(&bytes))
+    }
+
+    /// Whether the file has a whole table. What is missing of data shows by its checksums, what is
+    /// missing of the table looks like zeros.
+    pub(crate) fn has_table(&self) -> io::Result<bool> {
+        Ok(self.file.size()? >= DATA_OFFSET)
     }
 
     /// Writes the header anew.

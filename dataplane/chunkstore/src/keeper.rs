@@ -281,7 +281,7 @@ impl Core {
             if changes.is_empty() {
                 return Ok(());
             }
-            let committed = checkpoint.commit(&changes);
+            let committed = checkpoint.commit(&changes, next);
             committed.map_err(|error| self.io("write the index", &error))
         })();
         if outcome.is_err() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hither_log::{Log, LogDir, LogFile, LogOptions, Lsn};
+use hither_log::{Log, LogDir, LogFile, LogOptions, Lsn, Recovered};
 use hither_proto::ids::ChunkId;
 use parking_lot::{Mutex, RwLock};
 
@@ -125,9 +125,11 @@ pub(crate) fn open(
         segments_max: options.log_segments_max,
         ..LogOptions::new(identity.log)
     };
-    let (log, records) = Log::open(log_dir, &log_options).map_err(|e| failed(e.to_string()))?;
+    let (log, records) =
+        Log::open(log_dir, &log_options).map_err(|e| failed(format!("the log: {e}")))?;
+    check_ages(checkpoint.next().map_err(failed)?, &records).map_err(failed)?;
     for record in records {
-        let record = record.map_err(|e| failed(e.to_string()))?;
+        let record = record.map_err(|e| failed(format!("the log: {e}")))?;
         let lsn = record.lsn;
         let record = decode(record.kind, &record.payload)
             .ok_or_else(|| failed(format!("record {lsn} of the log is not understood")))?;
@@ -163,6 +165,21 @@ pub(crate) fn open(
     adopt(&core, replay)?;
     core.space()?;
     Ok(Arc::new(core))
+}
+
+/// Between the index, which has what the records before `next` say, and the log nothing is missing.
+/// A database that is damaged may show the transaction before its last.
+fn check_ages(next: Option<Lsn>, records: &Recovered) -> Result<(), String> {
+    let (first, last) = (records.needed_lsn(), records.last_lsn());
+    match next {
+        Some(next) if next < first => Err(format!(
+            "the file index is damaged: it ends before record {next}, the log begins with {first}"
+        )),
+        Some(next) if last.next() < next => Err(format!(
+            "the log is damaged: it ends with record {last}, the index has those before {next}"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Gives the disk what replay found.

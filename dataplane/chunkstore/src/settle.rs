@@ -41,6 +41,14 @@ impl Core {
             count(&self.counts.torn_blocks, torn);
             file.sync()
                 .map_err(|error| self.io("sync a copy", &error))?;
+            if !entry.flags.has(EntryFlags::HAS_FILE) {
+                // Nothing is left for a later flush to do, so the file has to stay as well.
+                let (_, dir, _) = self.place(live.chunk);
+                dir.sync_dir()
+                    .map_err(|error| self.io("sync a directory", &error))?;
+                *entry = entry.with_flag(EntryFlags::HAS_FILE, true);
+                state.unsynced_file = false;
+            }
         }
         entry.loose = state.dirty;
         entry.suspect = Regions::NONE;

@@ -51,6 +51,12 @@ impl Recovered {
         self.last
     }
 
+    /// The oldest record that is still needed: everything before it was released.
+    #[must_use]
+    pub fn needed_lsn(&self) -> Lsn {
+        self.needed
+    }
+
     fn read_next(&mut self) -> Result<Option<Record>, Error> {
         loop {
             if let Some((segment, bytes)) = &self.current {

@@ -34,6 +34,8 @@ pub(crate) const CLUSTER: &[u8] = b"test cluster";
 pub(crate) struct FakeManager {
     state: Mutex<State>,
     changed: watch::Sender<u64>,
+    /// How often each server has said that it lives.
+    beats: watch::Sender<BTreeMap<u64, u64>>,
 }
 
 struct State {
@@ -65,6 +67,7 @@ impl FakeManager {
                 reports: 0,
             }),
             changed: watch::channel(1).0,
+            beats: watch::channel(BTreeMap::new()).0,
         });
         let identity = Identity {
             role: Role::Manager,
@@ -170,6 +173,19 @@ impl FakeManager {
         .await;
     }
 
+    /// Waits for a heartbeat that was begun after this call, and for what it says to be done.
+    pub(crate) async fn until_beat(&self, server: u64) {
+        let mut beats = self.beats.subscribe();
+        let seen = |beats: &BTreeMap<u64, u64>| beats.get(&server).copied().unwrap_or(0);
+        // One may be under way.
+        let wanted = seen(&beats.borrow()) + 2;
+        let wait = beats.wait_for(|beats| seen(beats) >= wanted);
+        tokio::time::timeout(WAIT, wait)
+            .await
+            .expect("the server beats")
+            .expect("the manager lives");
+    }
+
     fn beat(&self, beat: &Heartbeat, responder: Responder) {
         let mut description = beat.description.clone().unwrap_or_default();
         let (id, known) = {
@@ -225,6 +241,8 @@ impl FakeManager {
                 });
             }
         }
+        self.beats
+            .send_modify(|beats| *beats.entry(id).or_default() += 1);
         responder.ok(&HeartbeatReply {
             server: id,
             map_version: self.map().version,

@@ -1,10 +1,10 @@
 //! The manager, with the metadata ranks where the store is embedded.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use hither_log::{LogDir, RealDir};
 use hither_manager::{Manager, ManagerConfig};
 use hither_mds::{RankConfig, RankServer};
@@ -101,15 +101,28 @@ pub(crate) async fn run(args: args::Manager) -> anyhow::Result<()> {
     match (&config.dir, &config.etcd) {
         (Some(_), Some(_)) => bail!("give either --dir (embedded store) or --etcd, not both"),
         (None, None) => bail!("where is the metadata store? give --dir DIRECTORY or --etcd URLS"),
-        (Some(dir), None) => {
+        (Some(at), None) => {
             let dir: Arc<dyn LogDir> =
-                Arc::new(RealDir::open(dir).with_context(|| format!("open {}", dir.display()))?);
+                Arc::new(RealDir::open(at).with_context(|| format!("open {}", at.display()))?);
             let store = EmbeddedStore::open(&dir, EmbeddedOptions::default())
-                .context("open the embedded metadata store")?;
+                .map_err(|error| unopened(at, &error))?;
             with_store(&config, Arc::new(store), true).await
         }
         (None, Some(urls)) => with_etcd(&config, urls).await,
     }
+}
+
+/// Why the embedded store in the directory `at` is not opened, and what to do.
+fn unopened(at: &Path, error: &hither_metastore::Error) -> anyhow::Error {
+    let at = at.display();
+    let todo = match error {
+        hither_metastore::Error::Corrupt { .. } => format!(
+            "\nNothing in {at} is given up. Move it away, and fill an empty directory from the last \
+             dump: hither meta load FILE --dir {at}"
+        ),
+        _ => String::new(),
+    };
+    anyhow!("open the metadata store in {at}: {error}{todo}")
 }
 
 /// Where the ranks beside a manager listen unless something else is said: where it does itself.

@@ -1,6 +1,11 @@
 //! The engine for checkpoints: redb on a [`LogFile`].
+//!
+//! The whole file is verified when it is opened, since redb trusts what it reads later: damage
+//! would be a panic, or a wrong value. What is damaged while it is open may still make redb panic,
+//! which ends here.
 
-use std::io;
+use std::io::{self, ErrorKind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes};
@@ -33,9 +38,7 @@ impl RedbStore {
         let exists = |name| entries.iter().any(|entry| entry.name == name);
         if !exists(FILE) {
             if state != StoreState::New {
-                return Err(Error::Corrupt {
-                    cause: format!("the file {FILE} is missing"),
-                });
+                return Err(corrupt("it is missing"));
             }
             if exists(NEW_FILE) {
                 dir.remove(NEW_FILE)
@@ -52,13 +55,24 @@ impl RedbStore {
             let settled = file.sync_data().and_then(|()| file.drop_cache());
             settled.map_err(|error| failed("settle the database", &error))?;
         }
-        let database = redb::Builder::new()
-            .set_cache_size(cache_bytes)
-            .create_with_backend(Backend { file })
-            .map_err(storage)?;
-        let store = Self { database };
-        store.check_version()?;
-        Ok(store)
+        let size = file
+            .size()
+            .map_err(|error| failed("open the database", &error))?;
+        if size == 0 {
+            // redb would make a new one of it.
+            return Err(corrupt("it is empty"));
+        }
+        warm(file.as_ref(), size).map_err(|error| failed("read the database", &error))?;
+        guarded(|| {
+            let database = redb::Builder::new()
+                .set_cache_size(cache_bytes)
+                .set_check_integrity_on_open(true)
+                .create_with_backend(Backend { file })
+                .map_err(storage)?;
+            let store = Self { database };
+            store.check_version()?;
+            Ok(store)
+        })
     }
 
     fn check_version(&self) -> Result<(), Error> {
@@ -66,9 +80,7 @@ impl RedbStore {
         if found == Some(FORMAT_VERSION) {
             return Ok(());
         }
-        Err(Error::Corrupt {
-            cause: format!("{FILE} has format version {found:?}"),
-        })
+        Err(corrupt(&format!("it has format version {found:?}")))
     }
 
     fn meta(&self, key: &str) -> Result<Option<u64>, Error> {
@@ -76,6 +88,17 @@ impl RedbStore {
         let table = read.open_table(META).map_err(storage)?;
         Ok(table.get(key).map_err(storage)?.map(|value| value.value()))
     }
+}
+
+/// Reads the file from its start to its end, which a device does faster than page by page in the
+/// order in which they are verified.
+fn warm(file: &dyn LogFile, size: u64) -> io::Result<()> {
+    let mut piece = vec![0; WARM_LEN];
+    for at in (0..size).step_by(WARM_LEN) {
+        let length = usize::try_from(size - at).map_or(WARM_LEN, |left| left.min(WARM_LEN));
+        file.read_at(&mut piece[..length], at)?;
+    }
+    Ok(())
 }
 
 /// Makes the database under another name, so that a file with the right one is always whole.
@@ -99,8 +122,8 @@ fn initialise(file: Arc<dyn LogFile>) -> Result<(), redb::Error> {
 
 impl OrderedStore for RedbStore {
     fn applied(&self) -> Result<Applied, Error> {
-        let revision = self.meta(REVISION_KEY)?.unwrap_or_default();
-        let lsn = self.meta(LSN_KEY)?.unwrap_or_default();
+        let number = |key| guarded(|| Ok(self.meta(key)?.unwrap_or_default()));
+        let (revision, lsn) = (number(REVISION_KEY)?, number(LSN_KEY)?);
         Ok(Applied {
             revision: Revision(revision),
             lsn: Lsn(lsn),
@@ -108,6 +131,25 @@ impl OrderedStore for RedbStore {
     }
 
     fn apply(
+        &self,
+        layers: &[Arc<Layer>],
+        applied: Applied,
+        progress: &dyn Fn(usize),
+    ) -> Result<(), Error> {
+        guarded(|| self.write(layers, applied, progress))
+    }
+
+    fn snapshot(&self) -> Result<Arc<dyn OrderedSnapshot>, Error> {
+        guarded(|| {
+            let read = self.database.begin_read().map_err(storage)?;
+            let data = read.open_table(DATA).map_err(storage)?;
+            Ok(Arc::new(RedbSnapshot { data }) as Arc<dyn OrderedSnapshot>)
+        })
+    }
+}
+
+impl RedbStore {
+    fn write(
         &self,
         layers: &[Arc<Layer>],
         applied: Applied,
@@ -151,12 +193,6 @@ impl OrderedStore for RedbStore {
         }
         write.commit().map_err(storage)
     }
-
-    fn snapshot(&self) -> Result<Arc<dyn OrderedSnapshot>, Error> {
-        let read = self.database.begin_read().map_err(storage)?;
-        let data = read.open_table(DATA).map_err(storage)?;
-        Ok(Arc::new(RedbSnapshot { data }))
-    }
 }
 
 struct RedbSnapshot {
@@ -165,31 +201,41 @@ struct RedbSnapshot {
 
 impl OrderedSnapshot for RedbSnapshot {
     fn get(&self, key: &[u8]) -> Result<Option<Versioned>, Error> {
-        let found = self.data.get_owned(key).map_err(storage)?;
-        found.map(|value| decode(value.value())).transpose()
+        guarded(|| {
+            let found = self.data.get_owned(key).map_err(storage)?;
+            found.map(|value| decode(value.value())).transpose()
+        })
     }
 
     fn range(&self, range: &KeyRange) -> Result<Entries, Error> {
-        let found = self
-            .data
-            .range_owned::<&[u8]>(range.bounds())
-            .map_err(storage)?;
-        Ok(Box::new(found.map(|entry| {
+        let mut found = guarded(|| {
+            let found = self.data.range_owned::<&[u8]>(range.bounds());
+            found.map_err(storage)
+        })?;
+        let mut next = move || {
+            let Some(entry) = found.next() else {
+                return Ok(None);
+            };
             let (key, value) = entry.map_err(storage)?;
             let key = Bytes::copy_from_slice(key.value());
-            Ok(Entry {
-                key,
-                versioned: decode(value.value())?,
-            })
+            let versioned = decode(value.value())?;
+            Ok(Some(Entry { key, versioned }))
+        };
+        let mut ended = false;
+        Ok(Box::new(std::iter::from_fn(move || {
+            if ended {
+                return None;
+            }
+            let entry = guarded(&mut next).transpose();
+            ended = !matches!(entry, Some(Ok(_)));
+            entry
         })))
     }
 }
 
 fn decode(bytes: &[u8]) -> Result<Versioned, Error> {
     let Some((revision, value)) = bytes.split_first_chunk() else {
-        return Err(Error::Corrupt {
-            cause: format!("a value in {FILE} has no revision"),
-        });
+        return Err(corrupt("a value has no revision"));
     };
     let revision = Revision(u64::from_le_bytes(*revision));
     Ok(Versioned {
@@ -225,12 +271,35 @@ impl StorageBackend for Backend {
     }
 }
 
+/// Carries out what redb may panic in when its file is damaged.
+fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    // A reader leaves nothing behind, and a store that failed to write writes no more.
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(corrupt("the database makes no sense")))
+}
+
 fn storage(error: impl Into<redb::Error>) -> Error {
     match error.into() {
-        redb::Error::Corrupted(cause) => Error::Corrupt {
-            cause: format!("{FILE}: {cause}"),
-        },
+        redb::Error::Corrupted(cause) => corrupt(&cause),
+        redb::Error::Io(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::InvalidData | ErrorKind::UnexpectedEof
+            ) =>
+        {
+            corrupt(&error.to_string())
+        }
+        other @ (redb::Error::TableDoesNotExist(_)
+        | redb::Error::TableTypeMismatch { .. }
+        | redb::Error::TypeDefinitionChanged { .. }
+        | redb::Error::UpgradeRequired(_)) => corrupt(&other.to_string()),
         other => failed("use the database", &other),
+    }
+}
+
+fn corrupt(cause: &str) -> Error {
+    Error::Corrupt {
+        cause: format!("{FILE}: {cause}"),
     }
 }
 
@@ -249,5 +318,7 @@ const VERSION_KEY: &str = "version";
 const REVISION_KEY: &str = "applied revision";
 const LSN_KEY: &str = "applied record";
 const FORMAT_VERSION: u64 = 1;
+/// Bytes read at once ahead of the verification.
+const WARM_LEN: usize = 1 << 20;
 /// How often progress is told.
 const PROGRESS_CHANGES: usize = 1024;
