@@ -13,6 +13,7 @@ pub mod error;
 pub mod etcd;
 pub mod labels;
 pub mod manager;
+pub mod mounters;
 pub mod quantity;
 pub mod reference;
 pub mod rollout;

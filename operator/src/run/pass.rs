@@ -130,6 +130,7 @@ fn look(context: &Context, (namespace, name): &Key) -> Seen {
         pods: context
             .pods
             .find(|pod| here(pod.namespace()) && of(pod.labels())),
+        outdated_mounters: context.mounters.lock().clone(),
         ..Seen::default()
     }
 }
