@@ -203,6 +203,17 @@ async fn what_cannot_be_changed_is_not() {
     let place = Place::new("rules").await;
     // Nobody acts on them: there is no operator.
     place.apply_samples().await;
+    let mistyped = json!({"spec": {"defaultClass": "zone=eu-1a,,"}});
+    let said = changed::<HitherCluster>(&place, "demo", &mistyped).await;
+    assert_eq!(said, "taken: demo", "it has not begun");
+    let begun = json!({"status": {"clusterId": "00ff"}});
+    let clusters: Api<HitherCluster> = place.api();
+    let merge = Patch::Merge(&begun);
+    let params = PatchParams::default();
+    clusters
+        .patch_status("demo", &params, &merge)
+        .await
+        .unwrap();
     let cluster = [
         (
             json!({"spec": {"defaultClass": "2"}}),
