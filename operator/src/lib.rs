@@ -6,6 +6,7 @@
 
 pub mod api;
 pub mod check;
+pub mod claims;
 pub mod conditions;
 pub mod crds;
 pub mod desired;

@@ -93,6 +93,7 @@ pub(crate) fn objects(
             .map(|affinity| alone_on_node(affinity, cluster));
     }
     let wanted = pool.spec.replicas_per_zone;
+    let made_with = world.claim_sizes.get(&name);
     let set = StatefulSet {
         metadata: metadata(cluster, name.clone(), labels.clone(), owner(pool)),
         spec: Some(StatefulSetSpec {
@@ -108,7 +109,7 @@ pub(crate) fn objects(
                 }),
                 spec: Some(spec),
             },
-            volume_claim_templates: claims(&pool.spec.storage, "disk"),
+            volume_claim_templates: claims(&pool.spec.storage, "disk", made_with),
             persistent_volume_claim_retention_policy: Some(
                 StatefulSetPersistentVolumeClaimRetentionPolicy {
                     when_deleted: Some("Retain".into()),
@@ -178,9 +179,15 @@ fn alone_on_node(affinity: Affinity, cluster: &HitherCluster) -> Affinity {
     }
 }
 
-/// The claims of a server's volumes, `PREFIX-0` and up.
-pub(crate) fn claims(storage: &Storage, prefix: &str) -> Option<Vec<PersistentVolumeClaim>> {
+/// The claims of a server's volumes, `PREFIX-0` and up, of the size that their set was made with if
+/// it was.
+pub(crate) fn claims(
+    storage: &Storage,
+    prefix: &str,
+    made_with: Option<&Quantity>,
+) -> Option<Vec<PersistentVolumeClaim>> {
     let claim = storage.claim.as_ref()?;
+    let size = made_with.unwrap_or(&claim.size);
     let one = |at| PersistentVolumeClaim {
         metadata: ObjectMeta {
             name: Some(format!("{prefix}-{at}")),
@@ -190,10 +197,7 @@ pub(crate) fn claims(storage: &Storage, prefix: &str) -> Option<Vec<PersistentVo
             access_modes: Some(vec!["ReadWriteOnce".into()]),
             storage_class_name: claim.storage_class_name.clone(),
             resources: Some(VolumeResourceRequirements {
-                requests: Some(BTreeMap::from([(
-                    "storage".to_owned(),
-                    Quantity(claim.size.0.clone()),
-                )])),
+                requests: Some(BTreeMap::from([("storage".to_owned(), size.clone())])),
                 ..VolumeResourceRequirements::default()
             }),
             ..PersistentVolumeClaimSpec::default()

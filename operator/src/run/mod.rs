@@ -2,6 +2,7 @@
 
 mod apply;
 mod calls;
+mod claims;
 mod cluster;
 mod definitions;
 mod deletion;

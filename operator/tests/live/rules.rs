@@ -232,8 +232,12 @@ async fn what_cannot_be_changed_is_not() {
             "kind of metadata store",
         ),
         (
-            json!({"spec": {"metadataStore": {"embedded": {"storage": {"claim": {"size": "2Gi"}}}}}}),
-            "claims cannot be changed",
+            json!({"spec": {"metadataStore": {"embedded": {"storage": {"claim": {"size": "1Mi"}}}}}}),
+            "never smaller",
+        ),
+        (
+            json!({"spec": {"metadataStore": {"embedded": {"storage": {"claim": {"storageClassName": "other"}}}}}}),
+            "number of claims cannot be changed",
         ),
     ];
     for (change, says) in cluster {
@@ -248,6 +252,18 @@ async fn what_cannot_be_changed_is_not() {
         (
             json!({"spec": {"storage": {"claim": null, "emptyDir": {}}}}),
             "kind of storage cannot be changed",
+        ),
+        (
+            json!({"spec": {"storage": {"claim": {"size": "1Mi"}}}}),
+            "never smaller",
+        ),
+        (
+            json!({"spec": {"storage": {"claim": {"size": "large"}}}}),
+            "a quantity such as",
+        ),
+        (
+            json!({"spec": {"storage": {"claim": {"size": "1Ei"}}}}),
+            "taken",
         ),
     ];
     for (change, says) in pool {
