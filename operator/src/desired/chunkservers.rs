@@ -11,12 +11,12 @@ use k8s_openapi::api::core::v1::{
     VolumeMount, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 use super::managers::{config_hash, manager_address, on_delete};
-use super::names::{match_labels, metadata, owner, pool_labels, pool_set};
+use super::names::{match_labels, metadata, owner, pool_labels, pool_set, short_hash};
 use super::network::DATA_PORT;
 use super::pod::{HOST_KEY, Server};
 use super::{Object, World};
@@ -87,11 +87,14 @@ pub(crate) fn objects(
     let mut selected = labels.clone();
     selected.retain(|key, _| key.starts_with("hither.dev/"));
     let mut spec = server(cluster, pool, zone, world, name.clone(), &selected).spec();
-    if pool.spec.storage.host_path.is_some() {
+    let directories = directory_labels(&pool.spec.storage);
+    if !directories.is_empty() {
         spec.affinity = spec
             .affinity
-            .map(|affinity| alone_on_node(affinity, cluster));
+            .map(|affinity| alone_on_node(affinity, cluster, &directories));
     }
+    let mut pod_labels = labels.clone();
+    pod_labels.extend(directories);
     let wanted = pool.spec.replicas_per_zone;
     let made_with = world.claim_sizes.get(&name);
     let set = StatefulSet {
@@ -103,7 +106,7 @@ pub(crate) fn objects(
             update_strategy: Some(on_delete()),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
-                    labels: Some(labels),
+                    labels: Some(pod_labels),
                     annotations: Some(config_hash(&settings.to_string())),
                     ..ObjectMeta::default()
                 }),
@@ -163,16 +166,39 @@ fn server<'a>(
     }
 }
 
-/// Two servers cannot have one directory.
-fn alone_on_node(affinity: Affinity, cluster: &HitherCluster) -> Affinity {
-    let others = super::selector(&cluster.name_any(), super::Component::Chunkserver);
+/// A label for each directory of the node that a server takes.
+fn directory_labels(storage: &Storage) -> BTreeMap<String, String> {
+    let paths = storage.host_path.iter().flat_map(|host| &host.paths);
+    let label = |path: &String| {
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        let key = format!("{DIRECTORY_LABEL}{}", short_hash(&parts.join("/")));
+        (key, "taken".to_owned())
+    };
+    paths.map(label).collect()
+}
+
+/// Two servers cannot have one directory, whose ever they are.
+fn alone_on_node(
+    affinity: Affinity,
+    cluster: &HitherCluster,
+    directories: &BTreeMap<String, String>,
+) -> Affinity {
+    let own = super::selector(&cluster.name_any(), super::Component::Chunkserver);
+    let mut apart = vec![PodAffinityTerm {
+        label_selector: Some(match_labels(own)),
+        topology_key: HOST_KEY.into(),
+        ..PodAffinityTerm::default()
+    }];
+    apart.extend(directories.iter().map(|(key, value)| PodAffinityTerm {
+        label_selector: Some(match_labels([(key.clone(), value.clone())].into())),
+        // Of every namespace.
+        namespace_selector: Some(LabelSelector::default()),
+        topology_key: HOST_KEY.into(),
+        ..PodAffinityTerm::default()
+    }));
     Affinity {
         pod_anti_affinity: Some(PodAntiAffinity {
-            required_during_scheduling_ignored_during_execution: Some(vec![PodAffinityTerm {
-                label_selector: Some(match_labels(others)),
-                topology_key: HOST_KEY.into(),
-                ..PodAffinityTerm::default()
-            }]),
+            required_during_scheduling_ignored_during_execution: Some(apart),
             ..PodAntiAffinity::default()
         }),
         ..affinity
@@ -255,3 +281,6 @@ fn mount_directory(disk: usize) -> String {
 fn disk_directory(disk: usize) -> String {
     format!("{}/chunks", mount_directory(disk))
 }
+
+/// Beginning of labels that say which directories of its node a pod takes.
+const DIRECTORY_LABEL: &str = "disk.hither.dev/";
