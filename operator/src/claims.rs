@@ -82,12 +82,20 @@ pub fn too_small(
         };
         wanted.get(&sets.iter().find(of)?.name_any())
     };
+    // One that has no volume yet cannot be changed.
+    let is_bound = |claim: &&PersistentVolumeClaim| {
+        let phase = claim
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref());
+        phase == Some("Bound")
+    };
     let small = |claim: &PersistentVolumeClaim| {
         let size = size_of(claim)?;
         let (now, then) = (bytes_of(request(claim)?)?, bytes_of(size)?);
         (now < then).then(|| (claim.name_any(), size.clone()))
     };
-    claims.iter().filter_map(small).collect()
+    claims.iter().filter(is_bound).filter_map(small).collect()
 }
 
 fn templates(set: &StatefulSet) -> &[PersistentVolumeClaim] {
@@ -111,6 +119,7 @@ mod tests {
         json!({
             "metadata": {"name": name},
             "spec": {"resources": {"requests": {"storage": size}}},
+            "status": {"phase": "Bound"},
         })
     }
 
@@ -140,7 +149,7 @@ mod tests {
         let sets = [set("demo-main-a", "10Gi"), set("demo-main-b", "10Gi")];
         let wanted = sizes(&[("demo-main-a", "20Gi"), ("demo-main-b", "10Gi")]);
         assert!(may_lag(&sets, &wanted));
-        let there = claims(&[
+        let mut there = claims(&[
             ("disk-0-demo-main-a-0", "10Gi"),
             ("disk-1-demo-main-a-11", "10Gi"),
             ("disk-0-demo-main-a-1", "20Gi"),
@@ -151,6 +160,10 @@ mod tests {
             ("disk-2-demo-main-a-0", "10Gi"),
             ("dumps", "1Gi"),
         ]);
+        let mut unbound = there[0].clone();
+        unbound.metadata.name = Some("disk-0-demo-main-a-3".into());
+        unbound.status.as_mut().unwrap().phase = Some("Pending".into());
+        there.push(unbound);
         let small = too_small(&sets, &there, &wanted);
         let names: Vec<&str> = small.iter().map(|(name, _)| &name[..]).collect();
         assert_eq!(names, ["disk-0-demo-main-a-0", "disk-1-demo-main-a-11"]);
