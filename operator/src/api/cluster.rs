@@ -255,7 +255,7 @@ pub struct HitherClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// `Ready`, `Progressing`, `Degraded`, `DataAtRisk`, `ZoneLossTolerated`, `Upgrading`,
-    /// `Accepted`, `DeletionBlocked`; with `managedEtcd` also `MetadataQuorumLost`,
+    /// `Accepted`, `DeletionBlocked`, `MountsOutdated`; with `managedEtcd` also `MetadataQuorumLost`,
     /// `MetadataMembers` and `MetadataSpaceLow`.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]
