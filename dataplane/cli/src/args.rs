@@ -222,9 +222,9 @@ pub(crate) struct Mds {
     /// Addresses of managers, separated by commas
     #[arg(long)]
     pub(crate) managers: Option<String>,
-    /// Address that takes connections once store and managers have answered, for probes
-    #[arg(long)]
-    pub(crate) ready_listen: Option<String>,
+    /// Address that answers probes: /livez while nothing hangs, /readyz while it serves or stands by
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) probes: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
