@@ -133,6 +133,10 @@ pub(crate) struct Mounter {
     /// Unix socket at which mounts are handed over; made anew
     #[arg(long)]
     pub(crate) socket: PathBuf,
+    /// Bytes that all mounts together keep in memory, about; without it three quarters of the
+    /// process's memory limit, or a quarter of the machine's memory
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub(crate) memory: Option<u64>,
 }
 
 #[derive(Debug, clap::Args)]

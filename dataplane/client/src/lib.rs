@@ -11,12 +11,14 @@
 //! | `read`, `attempt` | reading: read-ahead, the copies in turn |
 //! | `write`, `flush`, `chain`, `sync` | writing: into memory, along chains, to stable storage |
 //! | `errors` | what went wrong, for the next fsync |
+//! | `budget` | memory shared by the clients of a process |
 //! | `claim` | having a directory alone |
 //! | `tidy` | what is done now and then |
 //! | `counters` | who served what, from where |
 #![forbid(unsafe_code)]
 
 mod attempt;
+mod budget;
 mod cache;
 mod chain;
 mod claim;
@@ -44,6 +46,7 @@ mod tidy;
 mod r#where;
 mod write;
 
+pub use budget::Budget;
 pub use cache::Attributes;
 pub use claim::{ClaimError, Holder};
 pub use client::{Client, KernelCaches, NoKernelCaches, StartError};

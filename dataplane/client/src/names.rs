@@ -802,7 +802,6 @@ impl Inner {
 impl Inner {
     /// Size and times were set by this client.
     fn take_change(&self, file: &File, inode: &Inode, reply: &Reply, resized: bool) {
-        use std::sync::atomic::Ordering;
         let mut data = file.data.lock();
         data.mtime = inode.mtime;
         data.generation += 1;
@@ -831,10 +830,8 @@ impl Inner {
         for unsynced in data.unsynced.values_mut() {
             unsynced.data.truncate(size);
         }
-        self.dirty_bytes
-            .fetch_sub(dirty - data.dirty.bytes(), Ordering::AcqRel);
-        self.unsynced_bytes
-            .fetch_sub(unsynced - count(&data), Ordering::AcqRel);
+        self.dirty_bytes.sub(dirty - data.dirty.bytes());
+        self.unsynced_bytes.sub(unsynced - count(&data));
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hither_client::Client;
+use hither_client::{Budget, Client};
 use hither_labels::PreferredLabels;
 use hither_mount::options::Options;
 use hither_mount::{MountError, Mounted, advice};
@@ -28,6 +28,8 @@ pub(super) struct Mounts {
     changed: Notify,
     /// No further mounts.
     ending: AtomicBool,
+    /// Memory they share.
+    budget: Option<Budget>,
 }
 
 /// One mount.
@@ -48,6 +50,15 @@ enum State {
 }
 
 impl Mounts {
+    /// Mounts that keep no more than so many bytes together.
+    pub(super) fn within(memory_bytes: Option<u64>) -> Self {
+        let bytes = memory_bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        Self {
+            budget: bytes.map(Budget::of),
+            ..Self::default()
+        }
+    }
+
     /// Resolves when a mount is ending or has ended after this call.
     pub(super) fn fewer(&self) -> Notified<'_> {
         self.changed.notified()
@@ -88,6 +99,7 @@ impl Mounts {
             Path::new(&serve.staging),
             descriptor,
             &options,
+            self.budget.clone(),
         );
         match mounted.await {
             Ok(mounted) => {
@@ -259,7 +271,6 @@ impl Mounts {
                     ("is still mounted, or open", begun + UNMOUNT_PATIENCE)
                 }
             };
-            // The kernel tells of the end of its connection a moment after it was unmounted.
             if timeout_at(limit, changed).await.is_err() {
                 return Reply::refused(Kind::Busy, format!("{name} {why}"));
             }
