@@ -170,7 +170,7 @@ async fn run_controller(arguments: Controller) -> anyhow::Result<()> {
     };
     let clusters = Arc::new(Clusters::new(host, source));
     let service = ControllerService::new(Arc::clone(&clusters), common.topology);
-    start_liveness(&common);
+    start_liveness(&common).await?;
     tokio::spawn(service.clone().tidy());
     let incoming = listen(&socket_of(&common.endpoint)).context("listen at the endpoint")?;
     tracing::info!(endpoint = common.endpoint, "the controller serves");
@@ -204,6 +204,7 @@ async fn run_node(arguments: NodePlugin) -> anyhow::Result<()> {
         node: arguments.node_name.clone(),
         zone: arguments.zone.clone(),
         region: arguments.region.clone(),
+        known: arguments.no_kubernetes,
     };
     if let Some(client) = &client {
         first = watching::read(client, &arguments.node_name)
@@ -232,7 +233,7 @@ async fn run_node(arguments: NodePlugin) -> anyhow::Result<()> {
         // Nobody changes them: the sender stays, so that the receivers wait.
         std::mem::forget(tell);
     }
-    start_liveness(common);
+    start_liveness(common).await?;
     tokio::spawn(service.clone().maintain());
     let socket = socket_of(&common.endpoint);
     let incoming = listen(&socket).context("listen at the endpoint")?;
@@ -288,14 +289,12 @@ fn directory(common: &Common) -> Source {
     directory.map_or(Source::Requests, Source::Directory)
 }
 
-fn start_liveness(common: &Common) {
-    if let Some(address) = common.liveness.clone() {
-        tokio::spawn(async move {
-            if let Err(error) = liveness(address).await {
-                tracing::error!(%error, "liveness is not answered");
-            }
-        });
+async fn start_liveness(common: &Common) -> anyhow::Result<()> {
+    if let Some(address) = &common.liveness {
+        let answered = liveness(address).await;
+        tokio::spawn(answered.with_context(|| format!("answer for liveness at {address}"))?);
     }
+    Ok(())
 }
 
 /// The end that is asked for. Nothing is unmounted: pods keep their volumes.

@@ -60,33 +60,62 @@ pub fn listen_by(
     }))
 }
 
-/// Answers `GET` of anything with "alive", as long as this process's loop turns. Nothing else is
-/// looked at: a cluster that does not answer is no reason to restart.
+/// Answers `GET` of anything with "alive" from now on, as long as this process's loop turns. Nothing
+/// else is looked at: a cluster that does not answer is no reason to restart. The future never ends.
 ///
 /// # Errors
-/// When nothing can listen there.
-pub async fn liveness(address: String) -> io::Result<()> {
-    let listener = TcpListener::bind(&address).await?;
-    loop {
-        let (mut stream, _) = listener.accept().await?;
-        tokio::spawn(async move {
-            let mut request = [0; 1024];
-            let asked = tokio::time::timeout(LIVENESS_PATIENCE, stream.read(&mut request)).await;
-            if asked.is_ok_and(|read| read.is_ok()) {
-                stream.write_all(ALIVE).await.ok();
-            }
-        });
-    }
+/// When nothing can listen there: then somebody else answers, or nobody.
+pub async fn liveness(address: &str) -> io::Result<impl Future<Output = ()> + Send + use<>> {
+    let listener = TcpListener::bind(address).await?;
+    Ok(async move {
+        loop {
+            let mut stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Of one connection, or for want of descriptors.
+                    tracing::warn!(%error, "a liveness probe is not answered");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            tokio::spawn(async move {
+                let mut request = [0; 1024];
+                let asked = tokio::time::timeout(LIVENESS_PATIENCE, stream.read(&mut request));
+                if asked.await.is_ok_and(|read| read.is_ok()) {
+                    stream.write_all(ALIVE).await.ok();
+                }
+            });
+        }
+    })
 }
 
 const ALIVE: &[u8] =
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\nConnection: close\r\n\r\nalive\n";
 /// Longest wait for a request on a connection.
 const LIVENESS_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause after a connection that could not be taken.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn liveness_is_answered_or_refused_at_once() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap().to_string();
+        assert!(
+            liveness(&address).await.is_err(),
+            "another one answers there"
+        );
+        drop(taken);
+        tokio::spawn(liveness(&address).await.unwrap());
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        assert!(text.starts_with("HTTP/1.1 200 "));
+    }
 
     #[test]
     fn endpoints() {

@@ -22,6 +22,8 @@ pub struct Volumes {
 /// A volume and where it is.
 #[derive(Debug, Clone)]
 pub struct Located {
+    /// Its id.
+    pub id: VolumeId,
     /// The volume.
     pub volume: Volume,
     /// Its directory, which carries record and quota.
@@ -30,6 +32,8 @@ pub struct Located {
     pub class: ClassId,
     /// Files and directories it may hold; 0: no limit.
     pub inode_quota: u64,
+    /// Group its root was given for a pod.
+    pub group: Option<u32>,
 }
 
 impl Volumes {
@@ -276,23 +280,42 @@ impl Volumes {
     /// The answer is the group it has.
     ///
     /// # Errors
-    /// What the cluster says.
+    /// What the cluster says; `Busy` when the volume goes away.
     pub async fn give_group(&self, located: &Located, group: u32) -> Result<u32, Refusal> {
-        if let Some(has) = located.volume.record.mount_group {
+        if let Some(has) = located.group {
             return Ok(has);
         }
+        self.own(located, group).await?;
+        let id = &located.id;
+        // Of two nodes that ask at a time one comes first.
+        let (name, value) = (Bytes::from_static(GROUP), Bytes::from(group.to_string()));
+        let given = self
+            .client
+            .set_xattr(located.holder, &name, value, CREATE)
+            .await;
+        let has = match given {
+            Ok(()) => group,
+            Err(error) if error.errno == Errno::EEXIST => {
+                let found = self.find(id).await?.and_then(|found| found.group);
+                let has = found.ok_or_else(|| Refusal::Busy(format!("{id} changes: repeat")))?;
+                self.own(located, has).await?;
+                has
+            }
+            Err(error) => return Err(Refusal::of_fs("note the volume's group", &error)),
+        };
+        self.safe().await?;
+        Ok(has)
+    }
+
+    /// Makes the volume's root a group's.
+    async fn own(&self, located: &Located, group: u32) -> Result<(), Refusal> {
         let data = self.data(located).await?;
         let set = SetAttributes {
             gid: Some(group),
             mode: Some(data.mode & PERMISSIONS | GROUP_MAY_ALL),
             ..SetAttributes::default()
         };
-        self.set(InodeId(data.ino), set).await?;
-        let mut record = located.volume.record.clone();
-        record.mount_group = Some(group);
-        self.write_record(located.holder, &record).await?;
-        self.safe().await?;
-        Ok(group)
+        self.set(InodeId(data.ino), set).await
     }
 
     /// Template of preferred labels of a volume: its own, or else its class's.
@@ -426,7 +449,10 @@ fn located(id: &VolumeId, inode: &Inode) -> Result<Located, Refusal> {
             "/{VOLUMES}/{id} is no volume of this driver: it is left alone"
         ))
     })?;
+    let group = inode.xattrs.iter().find(|xattr| xattr.name == GROUP);
     Ok(Located {
+        id: id.clone(),
+        group: group.and_then(|group| std::str::from_utf8(&group.value).ok()?.parse().ok()),
         volume: Volume {
             size: inode.quota_bytes,
             record: VolumeRecord::of_bytes(&record.value)?,
@@ -455,6 +481,10 @@ const TRASH: &str = ".trash";
 const DATA: &str = "data";
 /// Attribute of a volume's directory.
 const RECORD: &[u8] = b"trusted.hither.volume";
+/// Another one: the group its root was given. Controller and nodes each write their own.
+const GROUP: &[u8] = b"trusted.hither.volume.group";
+/// Of an attribute that must not be there yet.
+const CREATE: u32 = 1;
 /// Who changes volumes.
 const SYSTEM: Caller = Caller {
     uid: 0,

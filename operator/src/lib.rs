@@ -6,6 +6,7 @@
 
 pub mod api;
 pub mod check;
+pub mod claims;
 pub mod conditions;
 pub mod crds;
 pub mod desired;
@@ -13,6 +14,7 @@ pub mod error;
 pub mod etcd;
 pub mod labels;
 pub mod manager;
+pub mod mounters;
 pub mod quantity;
 pub mod reference;
 pub mod rollout;

@@ -53,6 +53,10 @@ struct Run {
     /// Service account that provisions volumes, NAMESPACE/NAME: it may read the clusters' secrets
     #[arg(long, env = "HITHER_PROVISIONER")]
     provisioner: Option<String>,
+    /// Labels of the pods that serve the nodes' mounts, in the lease's namespace: `MountsOutdated` tells
+    /// which of them are of an older template
+    #[arg(long, env = "HITHER_MOUNTERS", value_name = "SELECTOR")]
+    mounters: Option<String>,
     /// Where probes are answered
     #[arg(long, default_value = "0.0.0.0:8081")]
     probes: SocketAddr,
@@ -195,6 +199,7 @@ async fn serve(args: Run) -> anyhow::Result<()> {
         identity,
         image: args.image,
         provisioner,
+        mounters: args.mounters,
         probes: args.probes,
     };
     let mut term = signal(SignalKind::terminate())?;

@@ -129,4 +129,18 @@ mod tests {
         let committed = std::fs::read_to_string(&path).unwrap_or_default();
         assert_eq!(committed, super::page());
     }
+
+    #[test]
+    fn every_field_says_what_it_is() {
+        let page = super::page();
+        let fields: Vec<&str> = page
+            .lines()
+            .filter(|line| line.starts_with("- `"))
+            .collect();
+        assert!(fields.len() > 100, "{}", fields.len());
+        for field in fields {
+            let (_, says) = field.split_once("): ").unwrap_or_default();
+            assert!(says.len() > 5 && says.ends_with(['.', '`']), "{field}");
+        }
+    }
 }

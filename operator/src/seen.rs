@@ -32,6 +32,8 @@ pub struct Seen {
     pub certificates_renewed_at: Option<jiff::Timestamp>,
     /// When the last scheduled dump of the metadata succeeded.
     pub last_dump: Option<String>,
+    /// Nodes whose mounters are of an older template, if that is known.
+    pub outdated_mounters: Option<Vec<String>>,
 }
 
 impl Seen {

@@ -18,6 +18,7 @@ use crate::desired::{
     wanted_labels,
 };
 use crate::etcd::plan::{self, Plan, World};
+use crate::mounters;
 use crate::rollout::Rollout;
 use crate::scale::Scale;
 use crate::seen::{Seen, component, is_ready, is_up, title};
@@ -56,7 +57,7 @@ pub fn cluster(
         .filter(|z| z.chunkservers > 0 && z.ready >= z.chunkservers);
     let zones_ready = format!("{}/{}", whole_zones.count(), zones.len());
     let groups = seen.groups();
-    let conditions = vec![
+    let mut conditions = vec![
         accepted(refused),
         is_served(seen, wanted, ready),
         progressing(seen, wanted, ready),
@@ -65,6 +66,7 @@ pub fn cluster(
         zone_loss(cluster, seen),
         upgrading(rollout),
     ];
+    conditions.extend(seen.outdated_mounters.as_deref().map(mounters::told));
     let health = match groups {
         None => "Unknown",
         Some(groups) if groups.one_copy > 0 || seen.unreadable() > 0 => "AtRisk",

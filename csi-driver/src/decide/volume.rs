@@ -20,9 +20,6 @@ pub struct VolumeRecord {
     /// Template of preferred labels; empty: the class's.
     #[serde(default)]
     pub preferred_labels: String,
-    /// Group its root was given for a pod.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mount_group: Option<u32>,
 }
 
 /// What a volume was made with.
@@ -80,7 +77,6 @@ impl VolumeRecord {
                 ),
             },
             preferred_labels,
-            mount_group: None,
         }
     }
 
@@ -217,7 +213,6 @@ mod tests {
         // A class or template that was changed later is not what the request asked for.
         let mut changed = there.clone();
         changed.record.preferred_labels = "A".into();
-        changed.record.mount_group = Some(5);
         let again = create(Some(&range(100, 0)), &record("a", "two"), Some(&changed));
         assert_eq!(again, Ok(Creation::IsThere));
     }

@@ -15,6 +15,8 @@ pub struct NodeLabels {
     pub zone: String,
     /// Its region; empty: not known.
     pub region: String,
+    /// The Node was read: what is empty, it does not say.
+    pub known: bool,
 }
 
 /// Where a mount stands and what it prefers.
@@ -43,7 +45,26 @@ impl NodeLabels {
             node: node.to_owned(),
             zone: first(ZONE),
             region: first(REGION),
+            known: true,
         }
+    }
+
+    /// What the node says of itself in topology, under the same keys as every other: nothing, where it
+    /// lacks one of them.
+    ///
+    /// # Errors
+    /// `Unreachable` before the Node was read: what is said once is never asked again.
+    pub fn segments(&self) -> Result<Option<BTreeMap<String, String>>, Refusal> {
+        if !self.known {
+            return Err(Refusal::Unreachable(format!(
+                "the labels of the node {} are not known yet: repeat",
+                self.node
+            )));
+        }
+        let segments = [(ZONE[0], &self.zone), (REGION[0], &self.region)];
+        let all = segments.iter().all(|(_, value)| !value.is_empty());
+        let segments = segments.map(|(key, value)| (key.to_owned(), value.clone()));
+        Ok(all.then(|| segments.into()))
     }
 
     /// What a template comes to on this node. Expressions that name what the node does not have
@@ -139,6 +160,17 @@ mod tests {
         let standpoint = node.standpoint("zone={zone}").unwrap();
         assert_eq!(standpoint.preferred, "");
         assert_eq!(standpoint.options(&[], false), "clientNode=n1");
+    }
+
+    #[test]
+    fn topology_is_told_when_it_is_known() {
+        let pairs = [(ZONE[0], "eu-1a"), (REGION[0], "eu-1")];
+        let segments = NodeLabels::of("n1", &labels(&pairs)).segments().unwrap();
+        assert_eq!(segments, Some(labels(&pairs)));
+        let without = NodeLabels::of("n1", &labels(&pairs[..1])).segments();
+        assert_eq!(without, Ok(None));
+        let unread = NodeLabels::default().segments();
+        assert!(matches!(unread, Err(Refusal::Unreachable(_))));
     }
 
     #[test]

@@ -339,16 +339,14 @@ impl Service for NodeService {
         _: Request<csi::NodeGetInfoRequest>,
     ) -> Result<Response<csi::NodeGetInfoResponse>, Status> {
         let labels = self.node.labels.borrow().clone();
-        let segments = [
-            ("topology.kubernetes.io/zone", &labels.zone),
-            ("topology.kubernetes.io/region", &labels.region),
-        ];
-        // All nodes report the same keys: one without a label reports none.
-        let all = segments.iter().all(|(_, value)| !value.is_empty());
-        let segments = segments.map(|(key, value)| (key.to_owned(), value.clone()));
-        let topology = (self.topology && all).then(|| csi::Topology {
-            segments: segments.into(),
-        });
+        let topology = if self.topology {
+            let segments = labels.segments()?;
+            segments.map(|segments| csi::Topology {
+                segments: segments.into_iter().collect(),
+            })
+        } else {
+            None
+        };
         Ok(Response::new(csi::NodeGetInfoResponse {
             node_id: labels.node,
             max_volumes_per_node: 0,

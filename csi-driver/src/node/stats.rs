@@ -1,9 +1,12 @@
 //! Use of a volume, asked from its mount without waiting for it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit};
 
 use crate::decide::publish::source;
 use crate::error::Refusal;
@@ -29,16 +32,14 @@ pub async fn usage(record: &Record, place: &Path) -> Result<Vec<VolumeUsage>, Re
             place.display()
         )));
     }
-    let permit = ASKING
-        .try_acquire()
-        .map_err(|_| Refusal::Busy("too many mounts of this node do not answer".into()))?;
+    let turn = ASKED.turn(&record.handle).await?;
     let place: PathBuf = place.to_owned();
     let (tell, told) = tokio::sync::oneshot::channel();
     // A thread of its own: a mount that does not answer keeps it, and nothing else.
     let started = std::thread::Builder::new()
         .name("stats".into())
         .spawn(move || {
-            let _permit = permit;
+            let _turn = turn;
             tell.send(ask(&place)).ok();
         });
     started.map_err(|error| Refusal::of_io("start a thread", &error))?;
@@ -89,4 +90,71 @@ const USED: &str = "hither.quota.used";
 /// Longest wait for a mount.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Mounts that may be asked, or not answer, at a time.
-static ASKING: Semaphore = Semaphore::const_new(64);
+const ASKED_MAX: usize = 64;
+/// The mounts of this node.
+static ASKED: Asked = Asked::new();
+
+/// Who is being asked: each volume once, so that one that does not answer takes no place of others.
+struct Asked {
+    volumes: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    room: Semaphore,
+}
+
+/// The right to ask a mount.
+struct Turn<'a> {
+    _room: SemaphorePermit<'a>,
+    _volume: OwnedMutexGuard<()>,
+}
+
+impl Asked {
+    const fn new() -> Self {
+        Self {
+            volumes: Mutex::new(BTreeMap::new()),
+            room: Semaphore::const_new(ASKED_MAX),
+        }
+    }
+
+    async fn turn(&self, volume: &str) -> Result<Turn<'_>, Refusal> {
+        let one = {
+            let mut volumes = self.volumes.lock();
+            // Those that nobody asks or waits for.
+            volumes.retain(|_, one| Arc::strong_count(one) > 1);
+            Arc::clone(volumes.entry(volume.to_owned()).or_default())
+        };
+        let silent = |_| Refusal::TooSlow("the mount does not answer who asked before".into());
+        let volume = tokio::time::timeout(PATIENCE, one.lock_owned()).await;
+        let volume = volume.map_err(silent)?;
+        let many = |_| Refusal::Busy("too many mounts of this node do not answer".into());
+        Ok(Turn {
+            _room: self.room.try_acquire().map_err(many)?,
+            _volume: volume,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mount_that_does_not_answer_is_asked_once() {
+        let asked = Asked::new();
+        let stuck = asked.turn("stuck").await.unwrap();
+        for _ in 0..2 * ASKED_MAX {
+            let again = asked.turn("stuck").await.map(|_| ());
+            assert!(matches!(again, Err(Refusal::TooSlow(_))));
+        }
+        assert_eq!(asked.room.available_permits(), ASKED_MAX - 1);
+        assert!(asked.turn("other").await.is_ok());
+        drop(stuck);
+        // Two pods have it: who comes second waits a moment.
+        let first = asked.turn("stuck").await.unwrap();
+        let second = asked.turn("stuck");
+        let answered = async move {
+            tokio::time::sleep(PATIENCE / 2).await;
+            drop(first);
+        };
+        assert!(tokio::join!(second, answered).0.is_ok());
+        assert!(asked.volumes.lock().len() <= 2);
+    }
+}

@@ -133,6 +133,10 @@ pub(crate) struct Mounter {
     /// Unix socket at which mounts are handed over; made anew
     #[arg(long)]
     pub(crate) socket: PathBuf,
+    /// Bytes that all mounts together keep in memory, about; without it three quarters of the
+    /// process's memory limit, or a quarter of the machine's memory
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub(crate) memory: Option<u64>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -222,9 +226,9 @@ pub(crate) struct Mds {
     /// Addresses of managers, separated by commas
     #[arg(long)]
     pub(crate) managers: Option<String>,
-    /// Address that takes connections once store and managers have answered, for probes
-    #[arg(long)]
-    pub(crate) ready_listen: Option<String>,
+    /// Address that answers probes: /livez while nothing hangs, /readyz while it serves or stands by
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) probes: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]

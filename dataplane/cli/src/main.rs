@@ -61,7 +61,7 @@ async fn dispatch(
         Command::Mds(mds) => roles::mds::run(mds).await,
         Command::Chunkserver(chunkserver) => roles::chunkserver::run(chunkserver).await,
         Command::Mount(_) => Ok(()),
-        Command::Mounter(mounter) => roles::mounter::run(&mounter.socket).await,
+        Command::Mounter(mounter) => roles::mounter::run(&mounter.socket, mounter.memory).await,
         Command::Playground(playground) => playground::run(playground, output).await,
         Command::Where { path } => admin::paths::places(&path, output),
         Command::Locality { mount } => admin::paths::locality(&mount, output),

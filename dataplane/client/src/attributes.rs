@@ -1,7 +1,5 @@
 //! Changing attributes and size.
 
-use std::sync::atomic::Ordering;
-
 use hither_proto::ids::{CHUNK_SIZE, InodeId, LeaseId};
 use hither_proto::meta::{Caller, Reply, Setattr, request::Op};
 use hither_proto::status::Errno;
@@ -147,9 +145,7 @@ impl Inner {
         for unsynced in data.unsynced.values_mut() {
             unsynced.data.truncate(size);
         }
-        self.dirty_bytes
-            .fetch_sub(dirty - data.dirty.bytes(), Ordering::AcqRel);
-        self.unsynced_bytes
-            .fetch_sub(unsynced - count(&data), Ordering::AcqRel);
+        self.dirty_bytes.sub(dirty - data.dirty.bytes());
+        self.unsynced_bytes.sub(unsynced - count(&data));
     }
 }

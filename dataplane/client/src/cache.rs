@@ -4,10 +4,11 @@
 //! sent: replies are worked on after the connection's reading task has seen a later recall.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hither_proto::ids::InodeId;
+use hither_proto::ids::{InodeId, ROOT};
 use hither_proto::meta::{HeldLease, Hint};
 use hither_proto::stored::Inode;
 use parking_lot::Mutex;
@@ -64,15 +65,27 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Cache {
     state: Mutex<State>,
-    inodes_max: usize,
+    inodes_max: AtomicUsize,
 }
 
 impl Cache {
     pub(crate) fn new(inodes_max: usize) -> Self {
         Self {
             state: Mutex::default(),
-            inodes_max,
+            inodes_max: AtomicUsize::new(inodes_max),
         }
+    }
+
+    /// From now on keeps so many inodes, and forgets what is too many.
+    pub(crate) fn keep_at_most(&self, inodes_max: usize) {
+        self.inodes_max.store(inodes_max, Ordering::Relaxed);
+        let mut state = self.state.lock();
+        state.bound(inodes_max);
+        state.bound_entries(inodes_max, ROOT);
+    }
+
+    fn inodes_max(&self) -> usize {
+        self.inodes_max.load(Ordering::Relaxed)
     }
 
     /// To be taken before a request is sent.
@@ -95,7 +108,7 @@ impl Cache {
     ) {
         let mut state = self.state.lock();
         state.put(sent, inode, leased, place);
-        state.bound(self.inodes_max);
+        state.bound(self.inodes_max());
     }
 
     /// Keeps an inode as a change of this mount has left it.
@@ -117,7 +130,7 @@ impl Cache {
             }
             node.changed_at = state.clock;
         }
-        state.bound(self.inodes_max);
+        state.bound(self.inodes_max());
     }
 
     /// Keeps an entry that was read, if the directory is leased.
@@ -138,7 +151,7 @@ impl Cache {
         if good {
             entries.learn(name, target);
             state.entries += 1;
-            state.bound_entries(self.inodes_max, dir);
+            state.bound_entries(self.inodes_max(), dir);
         } else {
             entries.forget(name);
             // A listing under way must not count as complete without it.
@@ -171,7 +184,7 @@ impl Cache {
             state.note_recall(dir);
         }
         state.entries += 1;
-        state.bound_entries(self.inodes_max, dir);
+        state.bound_entries(self.inodes_max(), dir);
     }
 
     /// Keeps a page of a listing; with `complete` the listing began when `first` was sent, and
@@ -197,7 +210,7 @@ impl Cache {
         if complete {
             entries.set_complete();
         }
-        state.bound_entries(self.inodes_max, dir);
+        state.bound_entries(self.inodes_max(), dir);
         true
     }
 

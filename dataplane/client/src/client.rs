@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
+use crate::budget::{Account, Gauge};
 use crate::cache::Cache;
 use crate::config::{ClientConfig, Standpoint};
 use crate::counters::{Counters, LocalityReport};
@@ -93,9 +94,11 @@ pub(crate) struct Inner {
     pub(crate) cache: Cache,
     pub(crate) counters: Arc<Counters>,
     pub(crate) kernel: Arc<dyn KernelCaches>,
-    pub(crate) dirty_bytes: AtomicUsize,
+    pub(crate) dirty_bytes: Gauge,
     pub(crate) dirty_less: Notify,
-    pub(crate) unsynced_bytes: AtomicUsize,
+    pub(crate) unsynced_bytes: Gauge,
+    /// Memory shared with others.
+    pub(crate) account: Arc<Account>,
     /// Everything is being made stable.
     pub(crate) stabilising: AtomicBool,
     /// Bytes that may be read ahead still.
@@ -133,15 +136,17 @@ impl Client {
             &config.standpoint.zone,
         );
         let counters = Arc::new(Counters::default());
+        let account = Account::of(config.budget.clone());
         let inner = Arc::new_cyclic(|me| Inner {
             me: Weak::clone(me),
             servers: Servers::new(Arc::clone(&config), identity.clone(), Arc::clone(&counters)),
             cache: Cache::new(config.cached_inodes_max),
             counters,
             kernel,
-            dirty_bytes: AtomicUsize::new(0),
+            dirty_bytes: Gauge::new(&account),
             dirty_less: Notify::new(),
-            unsynced_bytes: AtomicUsize::new(0),
+            unsynced_bytes: Gauge::new(&account),
+            account,
             stabilising: AtomicBool::new(false),
             ahead: Arc::new(Semaphore::new(
                 config.read_ahead_bytes_max.min(Semaphore::MAX_PERMITS),
@@ -459,8 +464,8 @@ impl Inner {
             futures::stream::iter(files).map(|file| async move { self.end_file(&file).await });
         let mut ends = std::pin::pin!(ends.buffer_unordered(ENDING_MAX));
         let pending = || {
-            let dirty = self.dirty_bytes.load(Ordering::Acquire);
-            (dirty, self.unsynced_bytes.load(Ordering::Acquire))
+            let dirty = self.dirty_bytes.get();
+            (dirty, self.unsynced_bytes.get())
         };
         let (mut seen, mut limit) = (pending(), self.deadline());
         loop {

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use hither_labels::PreferredLabels;
 
+use crate::budget::Budget;
+
 /// Where a client stands and which servers it prefers; may change while it runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Standpoint {
@@ -53,6 +55,8 @@ pub struct ClientConfig {
     pub read_ahead_bytes_max: usize,
     /// Inodes whose attributes and entries are kept.
     pub cached_inodes_max: usize,
+    /// Memory it shares with other clients of the process; the numbers above are its own bounds.
+    pub budget: Option<Budget>,
 }
 
 impl Default for ClientConfig {
@@ -69,6 +73,7 @@ impl Default for ClientConfig {
             unsynced_bytes_max: 64 << 20,
             read_ahead_bytes_max: 64 << 20,
             cached_inodes_max: 200_000,
+            budget: None,
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Sending what is dirty along the chains, in large frames, over as many chains as it takes.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -103,7 +102,7 @@ impl Inner {
         let bytes = frame.data.len();
         let sent = {
             let mut data = file.data.lock();
-            self.dirty_bytes.fetch_sub(bytes, Ordering::AcqRel);
+            self.dirty_bytes.sub(bytes);
             if data.tenure == frame.tenure {
                 data.in_flight.remove(frame.range());
                 self.settle_frame(&mut data, frame, result)
@@ -151,7 +150,7 @@ impl Inner {
     pub(crate) fn dirty_again(&self, data: &mut Data, mut again: Extents) {
         again.subtract(&data.dirty);
         again.subtract(&data.in_flight);
-        self.dirty_bytes.fetch_add(again.bytes(), Ordering::AcqRel);
+        self.dirty_bytes.add(again.bytes());
         for (offset, bytes) in again.into_parts() {
             data.dirty.insert(offset, bytes);
         }
@@ -181,8 +180,8 @@ impl Inner {
             unsynced.boots.extend(boots.iter().copied());
         }
         let after = unsynced.data.bytes();
-        self.unsynced_bytes.fetch_add(after, Ordering::AcqRel);
-        self.unsynced_bytes.fetch_sub(before, Ordering::AcqRel);
+        self.unsynced_bytes.add(after);
+        self.unsynced_bytes.sub(before);
         if restarted {
             tracing::info!(
                 index,

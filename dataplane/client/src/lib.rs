@@ -2,16 +2,17 @@
 //!
 //! | module | concern |
 //! | --- | --- |
-//! | `servers` | chunkservers as this mount sees them: order, suspects, latency, load |
+//! | `servers`, `memory` | chunkservers as this mount sees them: order, suspects, latency, load |
 //! | `session`, `resume` | the session with the metadata servers: numbers, resending, renewal |
 //! | `cache`, `entries` | attributes and entries under leases |
 //! | `recall`, `mapped` | giving leases back; pages the kernel writes back meanwhile |
 //! | `names`, `list`, `attributes` | operations on names and attributes |
 //! | `descriptors`, `holes` | operations on open files |
 //! | `lease`, `file` | data leases and what this mount holds under them |
-//! | `read`, `attempt` | reading: read-ahead, the copies in turn |
+//! | `read`, `attempt`, `late`, `detour` | reading: read-ahead, the copies in turn, and why a farther one |
 //! | `write`, `flush`, `chain`, `sync` | writing: into memory, along chains, to stable storage |
 //! | `errors` | what went wrong, for the next fsync |
+//! | `budget` | memory shared by the clients of a process |
 //! | `claim` | having a directory alone |
 //! | `tidy` | what is done now and then |
 //! | `counters` | who served what, from where |
@@ -19,6 +20,7 @@
 
 mod attempt;
 mod attributes;
+mod budget;
 mod cache;
 mod chain;
 mod claim;
@@ -53,6 +55,7 @@ mod r#where;
 mod write;
 
 pub use attributes::SetAttributes;
+pub use budget::Budget;
 pub use cache::Attributes;
 pub use claim::{ClaimError, Holder};
 pub use client::{Client, KernelCaches, NoKernelCaches, StartError};

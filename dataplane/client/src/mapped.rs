@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -56,8 +55,8 @@ impl Inner {
                 let before = data.mapped.bytes();
                 data.mapped.insert(offset, page);
                 let after = data.mapped.bytes();
-                self.dirty_bytes.fetch_add(after, Ordering::AcqRel);
-                self.dirty_bytes.fetch_sub(before, Ordering::AcqRel);
+                self.dirty_bytes.add(after);
+                self.dirty_bytes.sub(before);
                 data.generation += 1;
                 (false, !std::mem::replace(&mut data.fetching, true))
             }
@@ -116,13 +115,13 @@ impl Inner {
         }
         // The next write, fsync or tidying sends it.
         data.flusher_runs = runs;
-        self.dirty_bytes.fetch_sub(bytes, Ordering::AcqRel);
+        self.dirty_bytes.sub(bytes);
     }
 
     /// Forgets what was written back without the lease; whether there was anything.
     pub(crate) fn drop_mapped(&self, data: &mut Data) -> bool {
         let mapped = std::mem::take(&mut data.mapped);
-        self.dirty_bytes.fetch_sub(mapped.bytes(), Ordering::AcqRel);
+        self.dirty_bytes.sub(mapped.bytes());
         self.dirty_less.notify_waiters();
         !mapped.is_empty()
     }
@@ -132,7 +131,7 @@ impl Inner {
         let before = data.mapped.bytes();
         data.mapped.truncate(size);
         let less = before - data.mapped.bytes();
-        self.dirty_bytes.fetch_sub(less, Ordering::AcqRel);
+        self.dirty_bytes.sub(less);
     }
 
     /// Makes the kernel forget all pages of a file. A page into which a write from here puts less than

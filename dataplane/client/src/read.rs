@@ -14,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use crate::attempt::Exhausted;
+use crate::budget::Loan;
 use crate::client::Inner;
 use crate::error::FsError;
 use crate::file::{File, Lease, OpenFile};
@@ -48,8 +49,8 @@ type Fetched = Result<Bytes, FsError>;
 struct Ahead {
     range: Range<u64>,
     generation: u64,
-    /// Its share of what may be read ahead.
-    _room: OwnedSemaphorePermit,
+    /// Its share of what may be read ahead, of this client and of all.
+    _room: (OwnedSemaphorePermit, Loan),
     bytes: Shared<BoxFuture<'static, Fetched>>,
 }
 
@@ -156,11 +157,14 @@ impl Inner {
                 let Ok(room) = Arc::clone(&self.ahead).try_acquire_many_owned(wanted) else {
                     break;
                 };
+                let Some(loan) = self.account.lend(wanted as usize) else {
+                    break;
+                };
                 let bytes = self.read_soon(&open.file, from..to);
                 stream.ahead.push(Ahead {
                     range: from..to,
                     generation,
-                    _room: room,
+                    _room: (room, loan),
                     bytes,
                 });
                 from = to;
@@ -410,6 +414,7 @@ const ABSENT_ATTEMPTS: u32 = 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Account;
 
     #[test]
     fn ranges_are_cut_at_chunks() {
@@ -428,9 +433,12 @@ mod tests {
         let piece = |start: u64, text: &'static str| Ahead {
             range: start..start + text.len() as u64,
             generation: 0,
-            _room: Arc::new(tokio::sync::Semaphore::new(1))
-                .try_acquire_owned()
-                .unwrap(),
+            _room: (
+                Arc::new(tokio::sync::Semaphore::new(1))
+                    .try_acquire_owned()
+                    .unwrap(),
+                Account::of(None).lend(text.len()).unwrap(),
+            ),
             bytes: async move { Ok(Bytes::from_static(text.as_bytes())) }
                 .boxed()
                 .shared(),

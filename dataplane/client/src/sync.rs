@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hither_proto::chunk::{Applied, Flush};
@@ -92,11 +91,11 @@ impl Inner {
         let bytes = taken.data.bytes();
         let Some(chunk) = chunk else {
             // Cut off meanwhile: nothing of it counts.
-            self.unsynced_bytes.fetch_sub(bytes, Ordering::AcqRel);
+            self.unsynced_bytes.sub(bytes);
             return Ok(false);
         };
         let flushed = self.flush_chain(file, &chunk, deadline).await;
-        self.unsynced_bytes.fetch_sub(bytes, Ordering::AcqRel);
+        self.unsynced_bytes.sub(bytes);
         let restarted = match flushed {
             Ok(Some(acks)) => taken.restarted(&acks),
             // A member lost the chunk altogether: it died before anything of it was stable.
@@ -120,8 +119,7 @@ impl Inner {
         let mut data = file.data.lock();
         let newer = data.unsynced.entry(index).or_default();
         taken.data.subtract(&newer.data);
-        self.unsynced_bytes
-            .fetch_add(taken.data.bytes(), Ordering::AcqRel);
+        self.unsynced_bytes.add(taken.data.bytes());
         for (offset, bytes) in taken.data.into_parts() {
             newer.data.insert(offset, bytes);
         }
@@ -319,9 +317,8 @@ impl Inner {
     /// Forgets what is not stable on the servers.
     fn drop_pending(&self, data: &mut Data) {
         let unsynced: usize = data.unsynced.values().map(|u| u.data.bytes()).sum();
-        self.unsynced_bytes.fetch_sub(unsynced, Ordering::AcqRel);
-        self.dirty_bytes
-            .fetch_sub(data.dirty.bytes(), Ordering::AcqRel);
+        self.unsynced_bytes.sub(unsynced);
+        self.dirty_bytes.sub(data.dirty.bytes());
         data.dirty = Extents::default();
         // Whoever sent it takes it off the count.
         data.in_flight = Extents::default();

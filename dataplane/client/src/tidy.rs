@@ -2,7 +2,6 @@
 //! open marks, gives back leases nobody uses.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -21,8 +20,8 @@ pub(crate) async fn tidy(weak: Weak<Inner>) {
     loop {
         tokio::time::sleep(TIDY).await;
         let Some(inner) = weak.upgrade() else { return };
-        let much =
-            inner.unsynced_bytes.load(Ordering::Acquire) > inner.config.unsynced_bytes_max / 2;
+        let much = inner.account.is_short()
+            || inner.unsynced_bytes.get() > inner.config.unsynced_bytes_max / 2;
         let files = futures::stream::iter(inner.all_files());
         files
             .for_each_concurrent(TIDIED_AT_ONCE, |file| {
@@ -30,6 +29,8 @@ pub(crate) async fn tidy(weak: Weak<Inner>) {
                 async move { inner.tidy_file(&file, much).await }
             })
             .await;
+        let inodes_max = inner.account.inodes_max(inner.config.cached_inodes_max);
+        inner.cache.keep_at_most(inodes_max);
         inner.forget_idle_streams();
         inner.close_idle_marks().await;
         inner.forget_idle_files().await;
@@ -140,7 +141,9 @@ impl Inner {
 
     /// Keeps the number of files whose leases are held without need within bounds.
     async fn forget_idle_files(self: &Arc<Self>) {
-        let surplus = self.file_count().saturating_sub(IDLE_FILES_MAX);
+        // As many as there is memory for, beside what is kept of names.
+        let most = self.account.inodes_max(IDLE_FILES_MAX * 10) / 10;
+        let surplus = self.file_count().saturating_sub(most);
         let mut left = surplus.saturating_sub(self.forget_unused_files(surplus).await);
         if left == 0 {
             return;

@@ -127,8 +127,8 @@ impl Inner {
         let before = state.dirty.bytes();
         state.dirty.insert(offset, data);
         let after = state.dirty.bytes();
-        self.dirty_bytes.fetch_add(after, Ordering::AcqRel);
-        self.dirty_bytes.fetch_sub(before, Ordering::AcqRel);
+        self.dirty_bytes.add(after);
+        self.dirty_bytes.sub(before);
         state.size = state.size.max(end);
         state.mtime = WallNanos::now().0;
         state.unreported_size = true;
@@ -147,21 +147,26 @@ impl Inner {
     ) -> Result<(), FsError> {
         loop {
             let less = self.dirty_less.notified();
-            tokio::pin!(less);
+            let less_elsewhere = self.account.less();
+            tokio::pin!(less, less_elsewhere);
             less.as_mut().enable();
-            let dirty = self.dirty_bytes.load(Ordering::Acquire);
-            let unsynced = self.unsynced_bytes.load(Ordering::Acquire);
+            less_elsewhere.as_mut().enable();
+            let dirty = self.dirty_bytes.get();
+            let unsynced = self.unsynced_bytes.get();
+            let short = !self.account.takes(bytes);
             let much = dirty != 0 && dirty + bytes > self.config.dirty_bytes_max;
-            if !much && unsynced <= self.config.unsynced_bytes_max {
+            let unstable = unsynced > self.config.unsynced_bytes_max;
+            if !much && !unstable && !short {
                 return Ok(());
             }
-            if much {
+            if much || short {
                 self.flush_all_soon(file);
             }
-            if unsynced > self.config.unsynced_bytes_max {
+            if unstable || short && unsynced > 0 {
                 self.make_stable_soon();
             }
-            if tokio::time::timeout_at(deadline, less).await.is_err() {
+            let either = futures::future::select(less, less_elsewhere);
+            if tokio::time::timeout_at(deadline, either).await.is_err() {
                 return Err(crate::session::timed_out("a chunkserver"));
             }
         }

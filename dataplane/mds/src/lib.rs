@@ -8,4 +8,4 @@ pub mod core;
 pub mod keys;
 mod shell;
 
-pub use shell::{Holder, RankConfig, RankError, RankServer};
+pub use shell::{Holder, Pulse, RankConfig, RankError, RankServer, Vitals};

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use fuser::{MountOption, Session, SessionACL, SessionUnmounter};
-use hither_client::{ClaimError, Client, ClientConfig, FsError, Holder, Standpoint, StartError};
+use hither_client::{
+    Budget, ClaimError, Client, ClientConfig, FsError, Holder, Standpoint, StartError,
+};
 use hither_proto::ids::{ClassId, InodeId, ROOT};
 use hither_proto::status::Errno;
 use rustix::mount::UnmountFlags;
@@ -84,7 +86,8 @@ pub async fn mount(
     directory: &Path,
     options: &Options,
 ) -> Result<Mounted, MountError> {
-    let prepared = prepare(managers, subdirectory, directory, options).await?;
+    let config = client_config(managers, directory, options, None);
+    let prepared = prepare(config, subdirectory, directory, options).await?;
     let (front, end) = prepared.front(true);
     let session = Session::new(front, directory, &fuse_config(options));
     let session = session.map_err(|error| refused(directory, error))?;
@@ -100,7 +103,7 @@ pub async fn mount(
 }
 
 /// Serves a connection to the kernel that somebody else has opened and mounted at `directory`,
-/// and will unmount.
+/// and will unmount. `budget` is memory it shares with other mounts of the process.
 ///
 /// # Errors
 /// [`MountError`]; the connection is closed then.
@@ -110,8 +113,10 @@ pub async fn serve_connection(
     directory: &Path,
     connection: OwnedFd,
     options: &Options,
+    budget: Option<Budget>,
 ) -> Result<Mounted, MountError> {
-    let prepared = prepare(managers, subdirectory, directory, options).await?;
+    let config = client_config(managers, directory, options, budget);
+    let prepared = prepare(config, subdirectory, directory, options).await?;
     let (front, end) = prepared.front(false);
     let mut config = fuse_config(options);
     // Each thread has a descriptor of its own, where this process may open the device.
@@ -144,12 +149,11 @@ struct Prepared {
 }
 
 async fn prepare(
-    managers: Vec<String>,
+    config: ClientConfig,
     subdirectory: &str,
     directory: &Path,
     options: &Options,
 ) -> Result<Prepared, MountError> {
-    let config = client_config(managers, directory, options);
     let kernel = Arc::new(Kernel::default());
     let client = Client::start(config, Arc::clone(&kernel) as _).await?;
     let root = find_root(&client, subdirectory).await?;
@@ -298,7 +302,12 @@ fn take_away(mut unmounter: SessionUnmounter, directory: &Path) {
     }
 }
 
-fn client_config(managers: Vec<String>, directory: &Path, options: &Options) -> ClientConfig {
+fn client_config(
+    managers: Vec<String>,
+    directory: &Path,
+    options: &Options,
+    budget: Option<Budget>,
+) -> ClientConfig {
     let uname = rustix::system::uname();
     // A node's name is what others know it by.
     let host = match options.node.as_str() {
@@ -322,6 +331,7 @@ fn client_config(managers: Vec<String>, directory: &Path, options: &Options) -> 
         unsynced_bytes_max: options.unsynced_bytes,
         read_ahead_bytes_max: options.read_ahead_bytes,
         cached_inodes_max: options.cached_inodes,
+        budget,
     }
 }
 

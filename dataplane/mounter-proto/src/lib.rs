@@ -26,7 +26,7 @@ pub enum Request {
     List,
     /// Wait until everything a mount has written is stored, its session with the cluster has ended
     /// and its descriptor is closed. The caller has unmounted before: a mount somebody still has
-    /// open is busy. Refused once with what was lost, if data could not be stored. A mount nobody
+    /// open is busy, one that still stores after twenty seconds too. Refused once with what was lost, if data could not be stored. A mount nobody
     /// knows has ended already.
     End {
         /// Name of the mount.

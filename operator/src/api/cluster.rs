@@ -22,6 +22,7 @@ use super::{PodSettings, Storage};
     doc = "A Hither cluster: managers, metadata servers and the zones its chunkservers stand in.",
     validation = Rule::new("self.metadata.name.size() <= 30").message("the name is part of others: at most 30 characters"),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("the name becomes a DNS name: lower-case letters, digits and -, a letter first"),
+    validation = Rule::new("!has(oldSelf.status) || !has(oldSelf.status.clusterId) || has(self.spec.defaultClass) == has(oldSelf.spec.defaultClass) && (!has(self.spec.defaultClass) || self.spec.defaultClass == oldSelf.spec.defaultClass)").message("defaultClass only says how a new cluster begins: change its class with a ChunkStorageClass named default"),
     printcolumn(json_path = r#".status.conditions[?(@.type=="Ready")].status"#, name = "Ready", type_ = "string"),
     printcolumn(json_path = ".status.health", name = "Health", type_ = "string"),
     printcolumn(json_path = ".status.zonesReady", name = "Zones", type_ = "string"),
@@ -38,9 +39,7 @@ use super::{PodSettings, Storage};
     validation = Rule::new("!has(self.metadataStore.embedded) || !has(self.metadataServers)")
         .message("the embedded metadata store has its metadata rank in the manager and no standbys: leave metadataServers out, or use etcd"),
     validation = Rule::new("!has(self.distances) || self.distances.all(d, self.zones.exists(z, z.name == d.from) && self.zones.exists(z, z.name == d.to))")
-        .message("distances are between zones of the cluster"),
-    validation = Rule::new("has(self.defaultClass) == has(oldSelf.defaultClass)")
-        .message("defaultClass only says how a new cluster begins: change its class with a ChunkStorageClass named default")
+        .message("distances are between zones of the cluster")
 )]
 pub struct HitherClusterSpec {
     /// Image of the servers; absent: that of the operator.
@@ -75,10 +74,9 @@ pub struct HitherClusterSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata_servers: Option<MetadataServers>,
     /// Definition of the storage class of a new cluster's root directory, such as
-    /// `zone=a,zone=b`; absent: two copies anywhere.
+    /// `zone=a,zone=b`; absent: two copies anywhere. It can be changed until the cluster has begun.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("defaultClass only says how a new cluster begins: change its class with a ChunkStorageClass named default"))]
     pub default_class: Option<String>,
     /// Seconds a mount's session lives without renewal.
     #[serde(default = "session_lease")]
@@ -257,7 +255,7 @@ pub struct HitherClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// `Ready`, `Progressing`, `Degraded`, `DataAtRisk`, `ZoneLossTolerated`, `Upgrading`,
-    /// `Accepted`, `DeletionBlocked`; with `managedEtcd` also `MetadataQuorumLost`,
+    /// `Accepted`, `DeletionBlocked`, `MountsOutdated`; with `managedEtcd` also `MetadataQuorumLost`,
     /// `MetadataMembers` and `MetadataSpaceLow`.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]

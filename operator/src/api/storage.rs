@@ -29,8 +29,11 @@ pub struct Storage {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("has(self.storageClassName) == has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName) && self.size == oldSelf.size && self.disks == oldSelf.disks")
-        .message("claims cannot be changed in place: make a new pool, and delete this one when it holds nothing")
+    validation = Rule::new("isQuantity(string(self.size))").message("size is a quantity such as 100Gi"),
+    validation = Rule::new("isQuantity(string(self.size)) && quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0")
+        .message("claims can be made larger, never smaller: make a new pool, and delete this one when it holds nothing"),
+    validation = Rule::new("has(self.storageClassName) == has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName) && self.disks == oldSelf.disks")
+        .message("the class and the number of claims cannot be changed in place: make a new pool, and delete this one when it holds nothing")
 )]
 pub struct ClaimStorage {
     /// Kubernetes storage class; absent: the default one. Its volumes have to be bound when the pod
@@ -38,7 +41,7 @@ pub struct ClaimStorage {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub storage_class_name: Option<String>,
-    /// Size of each claim.
+    /// Size of each claim. It can be raised where the Kubernetes storage class allows expansion.
     pub size: Quantity,
     /// Claims, each one disk of the server.
     #[serde(default = "one")]

@@ -11,12 +11,12 @@ use k8s_openapi::api::core::v1::{
     VolumeMount, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 use super::managers::{config_hash, manager_address, on_delete};
-use super::names::{match_labels, metadata, owner, pool_labels, pool_set};
+use super::names::{match_labels, metadata, owner, pool_labels, pool_set, short_hash};
 use super::network::DATA_PORT;
 use super::pod::{HOST_KEY, Server};
 use super::{Object, World};
@@ -87,12 +87,16 @@ pub(crate) fn objects(
     let mut selected = labels.clone();
     selected.retain(|key, _| key.starts_with("hither.dev/"));
     let mut spec = server(cluster, pool, zone, world, name.clone(), &selected).spec();
-    if pool.spec.storage.host_path.is_some() {
+    let directories = directory_labels(&pool.spec.storage);
+    if !directories.is_empty() {
         spec.affinity = spec
             .affinity
-            .map(|affinity| alone_on_node(affinity, cluster));
+            .map(|affinity| alone_on_node(affinity, cluster, &directories));
     }
+    let mut pod_labels = labels.clone();
+    pod_labels.extend(directories);
     let wanted = pool.spec.replicas_per_zone;
+    let made_with = world.claim_sizes.get(&name);
     let set = StatefulSet {
         metadata: metadata(cluster, name.clone(), labels.clone(), owner(pool)),
         spec: Some(StatefulSetSpec {
@@ -102,13 +106,13 @@ pub(crate) fn objects(
             update_strategy: Some(on_delete()),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
-                    labels: Some(labels),
+                    labels: Some(pod_labels),
                     annotations: Some(config_hash(&settings.to_string())),
                     ..ObjectMeta::default()
                 }),
                 spec: Some(spec),
             },
-            volume_claim_templates: claims(&pool.spec.storage, "disk"),
+            volume_claim_templates: claims(&pool.spec.storage, "disk", made_with),
             persistent_volume_claim_retention_policy: Some(
                 StatefulSetPersistentVolumeClaimRetentionPolicy {
                     when_deleted: Some("Retain".into()),
@@ -162,25 +166,54 @@ fn server<'a>(
     }
 }
 
-/// Two servers cannot have one directory.
-fn alone_on_node(affinity: Affinity, cluster: &HitherCluster) -> Affinity {
-    let others = super::selector(&cluster.name_any(), super::Component::Chunkserver);
+/// A label for each directory of the node that a server takes.
+fn directory_labels(storage: &Storage) -> BTreeMap<String, String> {
+    let paths = storage.host_path.iter().flat_map(|host| &host.paths);
+    let label = |path: &String| {
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        let key = format!("{DIRECTORY_LABEL}{}", short_hash(&parts.join("/")));
+        (key, "taken".to_owned())
+    };
+    paths.map(label).collect()
+}
+
+/// Two servers cannot have one directory, whose ever they are.
+fn alone_on_node(
+    affinity: Affinity,
+    cluster: &HitherCluster,
+    directories: &BTreeMap<String, String>,
+) -> Affinity {
+    let own = super::selector(&cluster.name_any(), super::Component::Chunkserver);
+    let mut apart = vec![PodAffinityTerm {
+        label_selector: Some(match_labels(own)),
+        topology_key: HOST_KEY.into(),
+        ..PodAffinityTerm::default()
+    }];
+    apart.extend(directories.iter().map(|(key, value)| PodAffinityTerm {
+        label_selector: Some(match_labels([(key.clone(), value.clone())].into())),
+        // Of every namespace.
+        namespace_selector: Some(LabelSelector::default()),
+        topology_key: HOST_KEY.into(),
+        ..PodAffinityTerm::default()
+    }));
     Affinity {
         pod_anti_affinity: Some(PodAntiAffinity {
-            required_during_scheduling_ignored_during_execution: Some(vec![PodAffinityTerm {
-                label_selector: Some(match_labels(others)),
-                topology_key: HOST_KEY.into(),
-                ..PodAffinityTerm::default()
-            }]),
+            required_during_scheduling_ignored_during_execution: Some(apart),
             ..PodAntiAffinity::default()
         }),
         ..affinity
     }
 }
 
-/// The claims of a server's volumes, `PREFIX-0` and up.
-pub(crate) fn claims(storage: &Storage, prefix: &str) -> Option<Vec<PersistentVolumeClaim>> {
+/// The claims of a server's volumes, `PREFIX-0` and up, of the size that their set was made with if
+/// it was.
+pub(crate) fn claims(
+    storage: &Storage,
+    prefix: &str,
+    made_with: Option<&Quantity>,
+) -> Option<Vec<PersistentVolumeClaim>> {
     let claim = storage.claim.as_ref()?;
+    let size = made_with.unwrap_or(&claim.size);
     let one = |at| PersistentVolumeClaim {
         metadata: ObjectMeta {
             name: Some(format!("{prefix}-{at}")),
@@ -190,10 +223,7 @@ pub(crate) fn claims(storage: &Storage, prefix: &str) -> Option<Vec<PersistentVo
             access_modes: Some(vec!["ReadWriteOnce".into()]),
             storage_class_name: claim.storage_class_name.clone(),
             resources: Some(VolumeResourceRequirements {
-                requests: Some(BTreeMap::from([(
-                    "storage".to_owned(),
-                    Quantity(claim.size.0.clone()),
-                )])),
+                requests: Some(BTreeMap::from([("storage".to_owned(), size.clone())])),
                 ..VolumeResourceRequirements::default()
             }),
             ..PersistentVolumeClaimSpec::default()
@@ -251,3 +281,6 @@ fn mount_directory(disk: usize) -> String {
 fn disk_directory(disk: usize) -> String {
     format!("{}/chunks", mount_directory(disk))
 }
+
+/// Beginning of labels that say which directories of its node a pod takes.
+const DIRECTORY_LABEL: &str = "disk.hither.dev/";

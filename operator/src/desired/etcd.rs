@@ -118,6 +118,7 @@ fn set(cluster: &HitherCluster, etcd: &ManagedEtcd, world: &World) -> StatefulSe
     let name = etcd_set(&cluster.name_any());
     let labels = component_labels(cluster, Component::Etcd);
     let trust = world.trust.clone().unwrap_or_default();
+    let made_with = world.claim_sizes.get(&name);
     StatefulSet {
         metadata: metadata(cluster, name, labels.clone(), owner(cluster)),
         spec: Some(StatefulSetSpec {
@@ -135,7 +136,7 @@ fn set(cluster: &HitherCluster, etcd: &ManagedEtcd, world: &World) -> StatefulSe
                 }),
                 spec: Some(pod(cluster, etcd, world)),
             },
-            volume_claim_templates: chunkservers::claims(&etcd.storage, DATA),
+            volume_claim_templates: chunkservers::claims(&etcd.storage, DATA, made_with),
             persistent_volume_claim_retention_policy: Some(
                 StatefulSetPersistentVolumeClaimRetentionPolicy {
                     when_deleted: Some("Retain".into()),

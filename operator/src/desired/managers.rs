@@ -48,6 +48,7 @@ pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
     };
     let pods = selector(&cluster.name_any(), Component::Manager);
     let store = store(cluster, world);
+    let made_with = world.claim_sizes.get(&name);
     let mut annotations = config_hash(&file);
     annotations.extend(store.iter().flat_map(|store| store.annotations.clone()));
     let set = StatefulSet {
@@ -65,12 +66,9 @@ pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
                 }),
                 spec: Some(server(cluster, world, name, store).spec()),
             },
-            volume_claim_templates: cluster
-                .spec
-                .metadata_store
-                .embedded
-                .as_ref()
-                .and_then(|embedded| chunkservers::claims(&embedded.storage, "metadata")),
+            volume_claim_templates: cluster.spec.metadata_store.embedded.as_ref().and_then(
+                |embedded| chunkservers::claims(&embedded.storage, "metadata", made_with),
+            ),
             ..StatefulSetSpec::default()
         }),
         ..StatefulSet::default()

@@ -9,7 +9,7 @@ use super::managers::{NO_SETTINGS, config_hash, manager_address, on_delete};
 use super::names::{
     Component, component_labels, match_labels, metadata, metadata_set, owner, selector,
 };
-use super::network::{METADATA_PORT, READY_PORT};
+use super::network::{METADATA_PORT, PROBES_PORT};
 use super::pod::{Server, ZONE_KEY};
 use super::store::store;
 use super::{Object, World};
@@ -43,7 +43,7 @@ pub(crate) fn objects(cluster: &HitherCluster, world: &World) -> Vec<Object> {
     args.extend([
         format!("--listen=0.0.0.0:{METADATA_PORT}"),
         "--advertise=$(POD_IP)".into(),
-        format!("--ready-listen=0.0.0.0:{READY_PORT}"),
+        format!("--probes=0.0.0.0:{PROBES_PORT}"),
         format!("--managers={}", manager_address(cluster)),
     ]);
     let server = Server {

@@ -15,6 +15,8 @@ mod store;
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
 pub use chunkservers::{pool_zones, settings_file, wanted_labels};
 pub use classes::{
     class_kubernetes_name, is_same_storage_class, storage_class, volume_attributes_class,
@@ -60,6 +62,8 @@ pub struct World {
     pub trust: Option<String>,
     /// Namespace of the operator, which talks with the members of a managed etcd.
     pub operator: String,
+    /// Sizes of claims that StatefulSets were made with: they are for good.
+    pub claim_sizes: BTreeMap<String, Quantity>,
 }
 
 /// The objects of the cluster's namespace, in the order in which they are applied.

@@ -23,8 +23,8 @@ use crate::etcd::{CLIENT_PORT, PEER_PORT};
 pub(crate) const MANAGER_PORT: u16 = 7650;
 /// Port of the metadata servers.
 pub(crate) const METADATA_PORT: u16 = 7651;
-/// Open while a metadata server serves or can take over.
-pub(crate) const READY_PORT: u16 = 7652;
+/// Where a metadata server answers probes.
+pub(crate) const PROBES_PORT: u16 = 7652;
 /// Port of the chunkservers.
 pub(crate) const DATA_PORT: u16 = 7420;
 

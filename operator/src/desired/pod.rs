@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EnvVar, EnvVarSource,
-    NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector,
-    PodSecurityContext, PodSpec, Probe, SeccompProfile, SecurityContext, TCPSocketAction,
-    TopologySpreadConstraint, Volume, VolumeMount,
+    HTTPGetAction, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm,
+    ObjectFieldSelector, PodSecurityContext, PodSpec, Probe, SeccompProfile, SecurityContext,
+    TCPSocketAction, TopologySpreadConstraint, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::World;
 use super::names::match_labels;
-use super::network::READY_PORT;
+use super::network::PROBES_PORT;
 use crate::api::{HitherCluster, PodSettings};
 
 /// One server's pod, before its kind adds to it.
@@ -35,8 +35,8 @@ pub(crate) struct Server<'a> {
     pub(crate) spread: (BTreeMap<String, String>, &'static str),
     /// Seconds the process gets to end.
     pub(crate) grace_seconds: i64,
-    /// Whether it listens at its first port only while it serves; that it stands by or serves it
-    /// then shows at [`READY_PORT`].
+    /// Whether it listens at its first port only while it serves; how it is it then says at
+    /// [`PROBES_PORT`].
     pub(crate) may_stand_by: bool,
 }
 
@@ -90,16 +90,12 @@ impl Server<'_> {
         ];
         args.extend(self.args);
         let port = self.ports.first().map_or(0, |(_, port)| *port);
-        let shown = if self.may_stand_by { READY_PORT } else { port };
-        let probe = |period, failures| Probe {
-            tcp_socket: Some(TCPSocketAction {
-                port: IntOrString::Int(i32::from(shown)),
-                ..TCPSocketAction::default()
-            }),
-            period_seconds: Some(period),
-            failure_threshold: Some(failures),
-            timeout_seconds: Some(5),
-            ..Probe::default()
+        let asks = |path, period, failures| {
+            if self.may_stand_by {
+                over_http(path, period, failures)
+            } else {
+                over_tcp(port, period, failures)
+            }
         };
         Container {
             name: self.role.into(),
@@ -118,15 +114,45 @@ impl Server<'_> {
                     .map(|(name, port)| container_port(name, *port))
                     .collect(),
             ),
-            readiness_probe: Some(probe(5, 2)),
-            // A standby that waits for etcd or a manager is not to be ended for it.
-            liveness_probe: (!self.may_stand_by).then(|| probe(20, 6)),
-            startup_probe: (!self.may_stand_by).then(|| probe(2, 300)),
+            readiness_probe: Some(asks("/readyz", 5, 2)),
+            liveness_probe: Some(asks("/livez", 20, 6)),
+            // Who answers probes does so from the beginning, also while it waits for etcd.
+            startup_probe: (!self.may_stand_by).then(|| over_tcp(port, 2, 300)),
             resources: self.settings.resources.clone(),
             security_context: Some(container_security()),
             volume_mounts: Some(mounts),
             ..Container::default()
         }
+    }
+}
+
+fn over_tcp(port: u16, period: i32, failures: i32) -> Probe {
+    Probe {
+        tcp_socket: Some(TCPSocketAction {
+            port: IntOrString::Int(i32::from(port)),
+            ..TCPSocketAction::default()
+        }),
+        ..probe(period, failures)
+    }
+}
+
+fn over_http(path: &str, period: i32, failures: i32) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path.to_owned()),
+            port: IntOrString::Int(i32::from(PROBES_PORT)),
+            ..HTTPGetAction::default()
+        }),
+        ..probe(period, failures)
+    }
+}
+
+fn probe(period: i32, failures: i32) -> Probe {
+    Probe {
+        period_seconds: Some(period),
+        failure_threshold: Some(failures),
+        timeout_seconds: Some(5),
+        ..Probe::default()
     }
 }
 

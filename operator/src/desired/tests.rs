@@ -67,6 +67,60 @@ fn with_etcd_there_are_managers_and_metadata_servers() {
     insta::assert_snapshot!("etcd", shown(&metadata::objects(&cluster, &world())));
 }
 
+/// The pods' labels and whom they stay away from, of a pool with these directories.
+fn apart(cluster_name: &str, paths: &[&str]) -> (serde_json::Value, serde_json::Value) {
+    let (mut cluster, mut pools, _) = sample(&DEMO);
+    cluster.metadata.name = Some(cluster_name.into());
+    pools[0].spec.storage = serde_json::from_value(json!({"hostPath": {"paths": paths}})).unwrap();
+    let zone = &cluster.spec.zones[0];
+    let objects = chunkservers::objects(&cluster, &pools[0], zone, &world());
+    let set = json!(objects[1].object);
+    let pods = &set["spec"]["template"];
+    let anti = &pods["spec"]["affinity"]["podAntiAffinity"];
+    (
+        pods["metadata"]["labels"].clone(),
+        anti["requiredDuringSchedulingIgnoredDuringExecution"].clone(),
+    )
+}
+
+#[test]
+fn servers_of_two_clusters_with_one_directory_are_kept_apart() {
+    let away = |from: &serde_json::Value, labels: &serde_json::Value| {
+        from.as_array().unwrap().iter().any(|term| {
+            let wanted = term["labelSelector"]["matchLabels"].as_object().unwrap();
+            wanted.iter().all(|(key, value)| labels[key] == *value)
+        })
+    };
+    let (labels, _) = apart("one", &["/data/a", "/data/b"]);
+    let (_, from) = apart("two", &["/data//b/"]);
+    assert!(away(&from, &labels));
+    assert_eq!(from[1]["namespaceSelector"], json!({}));
+    let (_, from) = apart("two", &["/data/c"]);
+    assert!(!away(&from, &labels), "they may share a node");
+    let (_, from) = apart("one", &["/data/c"]);
+    assert!(away(&from, &labels), "servers of a cluster never do");
+}
+
+#[test]
+fn sets_keep_the_sizes_of_their_claims() {
+    let (cluster, mut pools, _) = sample(&DEMO);
+    let size = |world: &World, pools: &[ChunkserverPool]| {
+        let zone = &cluster.spec.zones[0];
+        let set = json!(chunkservers::objects(&cluster, &pools[0], zone, world)[1].object);
+        set["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"].clone()
+    };
+    let made = size(&world(), &pools);
+    let name = pool_set("demo", "main", &cluster.spec.zones[0].name);
+    let kept = serde_json::from_value(made.clone()).unwrap();
+    let world = World {
+        claim_sizes: [(name, kept)].into(),
+        ..world()
+    };
+    pools[0].spec.storage.claim.as_mut().unwrap().size.0 = "1Ti".into();
+    assert_eq!(size(&world, &pools), made);
+    assert_eq!(size(&self::world(), &pools), json!("1Ti"));
+}
+
 #[test]
 fn nothing_is_deleted_by_kubernetes_while_a_finalizer_holds_its_owner() {
     for files in [&DEMO[..], &["etcd/cluster.yaml"]] {
@@ -252,7 +306,7 @@ fn labels_ask_for_no_restart_and_settings_do() {
 #[test]
 fn sizes_are_told_to_servers_in_bytes() {
     let (_, mut pools, _) = sample(&DEMO);
-    let quantity = k8s_openapi::apimachinery::pkg::api::resource::Quantity("1.5Gi".into());
+    let quantity = Quantity("1.5Gi".into());
     pools[0].spec.settings.free_floor = Some(quantity);
     assert_eq!(settings_file(&pools[0])["floor_bytes"], 1_610_612_736);
 }

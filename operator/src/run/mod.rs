@@ -2,6 +2,7 @@
 
 mod apply;
 mod calls;
+mod claims;
 mod cluster;
 mod definitions;
 mod deletion;
@@ -10,6 +11,7 @@ mod etcd;
 mod health;
 mod lease;
 mod manage;
+mod mounters;
 mod pass;
 mod probes;
 mod products;
@@ -48,6 +50,8 @@ pub struct Options {
     pub image: String,
     /// Namespace and name of the service account that provisions volumes.
     pub provisioner: Option<(String, String)>,
+    /// Labels of the pods that serve the nodes' mounts, in the lease's namespace.
+    pub mounters: Option<String>,
     /// Where probes are answered.
     pub probes: SocketAddr,
 }
@@ -66,6 +70,8 @@ struct Context {
     recorder: Recorder,
     lease: Lease,
     health: Health,
+    /// Nodes whose mounters are outdated.
+    mounters: mounters::Nodes,
 }
 
 /// The tasks of all clusters ever seen, and how each is woken.
@@ -141,6 +147,7 @@ pub async fn run(client: Client, options: Options) -> anyhow::Result<()> {
         () = kept => Err(Error::NotLeader.into()),
         ended = probes => ended,
         ended = dispatch => ended,
+        () = mounters::follow(&context) => Ok(()),
     }
 }
 
@@ -179,6 +186,7 @@ fn context(
         recorder: Recorder::new(client.clone(), reporter),
         lease,
         health: health.clone(),
+        mounters: mounters::Nodes::default(),
         options,
     }
 }

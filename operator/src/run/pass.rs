@@ -9,9 +9,10 @@ use kube::ResourceExt as _;
 use kube::runtime::events::EventType;
 
 use super::cluster::Memory;
-use super::{Context, Key, deletion, dumps, etcd, manage};
+use super::{Context, Key, claims, deletion, dumps, etcd, manage};
 use crate::api::{ChunkStorageClass, ChunkserverPool, HitherCluster};
 use crate::check::{self, Refusal};
+use crate::claims::made_with;
 use crate::conditions::{Said, stored};
 use crate::desired::{
     CLUSTER_LABEL, Component, POOL_LABEL, World, desired, manager_set, pool_set, pool_zones,
@@ -130,6 +131,7 @@ fn look(context: &Context, (namespace, name): &Key) -> Seen {
         pods: context
             .pods
             .find(|pod| here(pod.namespace()) && of(pod.labels())),
+        outdated_mounters: context.mounters.lock().clone(),
         ..Seen::default()
     }
 }
@@ -284,6 +286,7 @@ async fn act(
         certificates: store.certificates.clone(),
         trust: store.trust.clone(),
         operator: context.options.own_namespace.clone(),
+        claim_sizes: made_with(&seen.sets),
     };
     // What somebody has deleted is made anew at once.
     memory.applied.retain(|title, _| {
@@ -296,6 +299,7 @@ async fn act(
     for object in desired(cluster, &plan.accepted, &world) {
         failures.take(context.apply(&object, memory).await)?;
     }
+    failures.take(claims::enlarge(context, cluster, &plan.accepted, seen).await)?;
     failures.take(etcd::step(context, cluster, store, &plan.etcd, memory).await)?;
     failures.take(dumps::end(context, cluster, memory).await)?;
     failures.take(shrink(context, wanted, seen, plan).await)?;

@@ -203,6 +203,17 @@ async fn what_cannot_be_changed_is_not() {
     let place = Place::new("rules").await;
     // Nobody acts on them: there is no operator.
     place.apply_samples().await;
+    let mistyped = json!({"spec": {"defaultClass": "zone=eu-1a,,"}});
+    let said = changed::<HitherCluster>(&place, "demo", &mistyped).await;
+    assert_eq!(said, "taken: demo", "it has not begun");
+    let begun = json!({"status": {"clusterId": "00ff"}});
+    let clusters: Api<HitherCluster> = place.api();
+    let merge = Patch::Merge(&begun);
+    let params = PatchParams::default();
+    clusters
+        .patch_status("demo", &params, &merge)
+        .await
+        .unwrap();
     let cluster = [
         (
             json!({"spec": {"defaultClass": "2"}}),
@@ -221,8 +232,12 @@ async fn what_cannot_be_changed_is_not() {
             "kind of metadata store",
         ),
         (
-            json!({"spec": {"metadataStore": {"embedded": {"storage": {"claim": {"size": "2Gi"}}}}}}),
-            "claims cannot be changed",
+            json!({"spec": {"metadataStore": {"embedded": {"storage": {"claim": {"size": "1Mi"}}}}}}),
+            "never smaller",
+        ),
+        (
+            json!({"spec": {"metadataStore": {"embedded": {"storage": {"claim": {"storageClassName": "other"}}}}}}),
+            "number of claims cannot be changed",
         ),
     ];
     for (change, says) in cluster {
@@ -237,6 +252,18 @@ async fn what_cannot_be_changed_is_not() {
         (
             json!({"spec": {"storage": {"claim": null, "emptyDir": {}}}}),
             "kind of storage cannot be changed",
+        ),
+        (
+            json!({"spec": {"storage": {"claim": {"size": "1Mi"}}}}),
+            "never smaller",
+        ),
+        (
+            json!({"spec": {"storage": {"claim": {"size": "large"}}}}),
+            "a quantity such as",
+        ),
+        (
+            json!({"spec": {"storage": {"claim": {"size": "1Ei"}}}}),
+            "taken",
         ),
     ];
     for (change, says) in pool {

@@ -63,6 +63,7 @@ impl Place {
             identity: identity.into(),
             image: image(),
             provisioner: None,
+            mounters: None,
             probes: "127.0.0.1:0".parse().unwrap(),
         };
         tokio::spawn(run(self.client.clone(), options))

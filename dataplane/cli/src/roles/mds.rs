@@ -31,7 +31,7 @@ mod with_etcd {
     use anyhow::bail;
     use hither_clustermap::ClusterView;
     use hither_managerlink::ManagerLink;
-    use hither_mds::{Holder, RankConfig, RankServer};
+    use hither_mds::{Holder, Pulse, RankConfig, RankServer};
     use hither_metastore::EtcdStore;
     use hither_net::Identity;
     use hither_proto::common::Role;
@@ -42,7 +42,9 @@ mod with_etcd {
 
     use crate::args;
     use crate::cluster::manager_addresses;
-    use crate::roles::{announce, ending, etcd, read_config, ready, terminated, told_address};
+    use crate::roles::life::{Doing, Life};
+    use crate::roles::probes::Probes;
+    use crate::roles::{announce, ending, etcd, read_config, terminated, told_address};
 
     /// Configuration of a metadata server.
     #[derive(Debug, Clone, Deserialize)]
@@ -60,9 +62,8 @@ mod with_etcd {
         advertise: String,
         /// Addresses of managers, separated by commas.
         managers: String,
-        /// Address that takes connections once store and managers have answered, whether the rank
-        /// is served or stood by for; empty: none.
-        ready_listen: String,
+        /// Address that answers probes; empty: none.
+        probes: String,
         /// Answer changes before they are in the store (to their own mount only).
         early_answers: bool,
         /// Inodes kept in memory.
@@ -78,7 +79,7 @@ mod with_etcd {
                 listen: "127.0.0.1:7651".into(),
                 advertise: String::new(),
                 managers: "127.0.0.1:7650".into(),
-                ready_listen: String::new(),
+                probes: String::new(),
                 early_answers: true,
                 cached_inodes_max: 1_000_000,
             }
@@ -94,13 +95,14 @@ mod with_etcd {
         config.listen = args.listen.unwrap_or(config.listen);
         config.advertise = args.advertise.unwrap_or(config.advertise);
         config.managers = args.managers.unwrap_or(config.managers);
-        config.ready_listen = args.ready_listen.unwrap_or(config.ready_listen);
+        config.probes = args.probes.unwrap_or(config.probes);
         if config.etcd.is_empty() {
             bail!("where is the metadata store? give --etcd URLS");
         }
         config.advertise = told_address(&config.listen, &config.advertise)?;
         let managers = manager_addresses(&config.managers)?;
-        let ready = ready::Sign::at(&config.ready_listen)?;
+        let life = Arc::new(Life::default());
+        let _probes = Probes::answer(&config.probes, Arc::clone(&life)).await?;
         let end = terminated();
         tokio::pin!(end);
         let store = tokio::select! {
@@ -113,12 +115,12 @@ mod with_etcd {
             ..Identity::default()
         };
         let link = ManagerLink::start(managers, identity.clone(), "");
-        let _shown = ready.show_when(first_map(link.clone()));
         loop {
             let rank = tokio::select! {
-                rank = take_rank(&config, &identity, &store, &link) => rank?,
+                rank = take_rank(&config, &identity, &store, &link, &life) => rank?,
                 ended = &mut end => return ended,
             };
+            life.turns_to(Doing::Serving(rank.vitals()));
             let address = match config.advertise.as_str() {
                 "" => rank.address().to_string(),
                 told => told.to_owned(),
@@ -160,9 +162,13 @@ mod with_etcd {
         identity: &Identity,
         store: &Arc<EtcdStore>,
         link: &ManagerLink,
+        life: &Life,
     ) -> anyhow::Result<RankServer> {
+        life.turns_to(Doing::Beginning);
         let first = first_map(link.clone()).await;
         let default_class = first.classes().next().map_or(1, |(id, _)| id.0);
+        let looks = Pulse::default();
+        life.turns_to(Doing::StandingBy(looks.clone()));
         let rank = RankServer::start(
             RankConfig {
                 rank: RankId(config.rank),
@@ -177,6 +183,7 @@ mod with_etcd {
                         "" => config.listen.clone(),
                         told => told.to_owned(),
                     },
+                    looks,
                 }),
             },
             Identity {

@@ -3,12 +3,14 @@
 pub(crate) mod chunkserver;
 #[cfg(feature = "etcd")]
 pub(crate) mod etcd;
+#[cfg(any(feature = "etcd", test))]
+mod life;
 pub(crate) mod manager;
 pub(crate) mod mds;
 pub(crate) mod mount;
 pub(crate) mod mounter;
-#[cfg(feature = "etcd")]
-mod ready;
+#[cfg(any(feature = "etcd", test))]
+mod probes;
 
 use std::io::Write as _;
 use std::path::Path;

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::RankError;
 use super::claim::{self, Authority};
+use super::pulse::Pulse;
 use crate::keys;
 
 /// Who wants a rank that others may hold.
@@ -26,6 +27,8 @@ pub struct Holder {
     pub boot_id: u64,
     /// Address for people who ask who holds the rank.
     pub address: String,
+    /// Beats, while this process stands by, whenever the store has said who holds the rank.
+    pub looks: Pulse,
 }
 
 /// Until when this process may answer for its rank.
@@ -34,6 +37,12 @@ pub(crate) struct LeaseClock {
     started: Instant,
     /// Milliseconds since `started`; `u64::MAX`: nobody else can have the rank.
     until_ms: Arc<AtomicU64>,
+}
+
+impl Default for LeaseClock {
+    fn default() -> Self {
+        Self::endless()
+    }
 }
 
 impl LeaseClock {
@@ -119,7 +128,7 @@ pub(crate) async fn take<S: MetaStore>(
     holder: &Holder,
 ) -> Result<Taken, RankError> {
     loop {
-        let vacant = wait_vacant(store, rank, holder.boot_id).await;
+        let vacant = wait_vacant(store, rank, holder).await;
         let lease = Lease::new(rank, holder);
         let mut batch = Batch::new();
         match vacant {
@@ -149,7 +158,7 @@ pub(crate) async fn take<S: MetaStore>(
 }
 
 /// Waits until nobody renews the rank; the record as it was left, if there is one.
-async fn wait_vacant<S: MetaStore>(store: &S, rank: RankId, boot_id: u64) -> Option<Bytes> {
+async fn wait_vacant<S: MetaStore>(store: &S, rank: RankId, holder: &Holder) -> Option<Bytes> {
     let key = keys::rank_lease(rank);
     let started = Instant::now();
     let mut watched = Watched::default();
@@ -159,12 +168,13 @@ async fn wait_vacant<S: MetaStore>(store: &S, rank: RankId, boot_id: u64) -> Opt
         match store.get(&key).await {
             Ok(None) => return None,
             Ok(Some(found)) if asked.elapsed() < SOON => {
-                if watched.look(&found.value, boot_id, started.elapsed()) {
+                holder.looks.beat();
+                if watched.look(&found.value, holder.boot_id, started.elapsed()) {
                     return Some(found.value);
                 }
                 if !std::mem::replace(&mut told, true) {
-                    let holder = RankLease::decode(found.value).unwrap_or_default();
-                    tracing::info!(%rank, holder = holder.address, "standing by");
+                    let held = RankLease::decode(found.value).unwrap_or_default();
+                    tracing::info!(%rank, holder = held.address, "standing by");
                 }
             }
             Ok(Some(_)) => watched.blind(),

@@ -11,6 +11,7 @@ mod fence;
 mod groups;
 mod handler;
 mod hold;
+mod pulse;
 mod reach;
 mod reaper;
 mod serving;
@@ -36,6 +37,7 @@ use claim::Authority;
 use handler::{Incoming, Sessions};
 pub use hold::Holder;
 use hold::LeaseClock;
+pub use pulse::{Pulse, Vitals};
 use reach::Silences;
 
 /// How a rank is run.
@@ -90,6 +92,7 @@ pub struct RankServer {
     events: mpsc::UnboundedSender<Incoming>,
     epoch: Epoch,
     stopped: Arc<Notify>,
+    vitals: Vitals,
     /// Gives the rank up at the end.
     release: Option<Release>,
     background: Background,
@@ -175,12 +178,16 @@ impl RankServer {
         restored.groups = groups::choice(&shared.map.borrow());
         let sessions = Arc::new(Sessions::default());
         let stopped = Arc::new(Notify::new());
+        let vitals = Vitals {
+            turns: Pulse::default(),
+            lease: clock,
+        };
         let runner = thread::Runner::new(
             Arc::clone(&shared),
             Core::new(options(&config, epoch), restored, Duration::ZERO),
             Arc::clone(&sessions),
             Arc::clone(&stopped),
-            clock,
+            vitals.clone(),
         );
         let handler = Arc::new(handler::Front::new(events.clone(), Arc::clone(&sessions)));
         let listener = runner
@@ -200,6 +207,7 @@ impl RankServer {
             events,
             epoch,
             stopped,
+            vitals,
             release,
             background,
         })
@@ -215,6 +223,12 @@ impl RankServer {
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// Its signs of life, also after its end.
+    #[must_use]
+    pub fn vitals(&self) -> Vitals {
+        self.vitals.clone()
     }
 
     /// Waits until the rank has lost its authority.

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use super::handler::{Ask, Front, Incoming, Sessions};
 use super::hold::LeaseClock;
+use super::pulse::{Pulse, Vitals};
 use super::serving::ServingClock;
 use super::{Shared, chunks, fence, store};
 use crate::core::{Answer, Core, Effect, Event, LoadKey, Token};
@@ -33,6 +34,7 @@ pub(crate) struct Runner<S> {
     sessions: Arc<Sessions>,
     stopped: Arc<Notify>,
     lease: LeaseClock,
+    turns: Pulse,
     runtime: Handle,
     /// What was started and has not come back; ends with the rank.
     tasks: JoinSet<()>,
@@ -52,14 +54,15 @@ impl<S: MetaStore> Runner<S> {
         core: Core,
         sessions: Arc<Sessions>,
         stopped: Arc<Notify>,
-        lease: LeaseClock,
+        vitals: Vitals,
     ) -> Self {
         Self {
             shared,
             core,
             sessions,
             stopped,
-            lease,
+            lease: vitals.lease,
+            turns: vitals.turns,
             runtime: Handle::current(),
             tasks: JoinSet::new(),
             started: Instant::now(),
@@ -113,6 +116,7 @@ impl<S: MetaStore> Runner<S> {
         tokio::pin!(sleep);
         let mut last_tick = self.now();
         while self.running {
+            self.turns.beat();
             // The core's clock may stand still for a while: only the distance counts.
             let wait = match self.wake_at {
                 Some(at) => at.saturating_sub(self.now()).min(TICK),

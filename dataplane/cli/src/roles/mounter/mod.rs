@@ -3,6 +3,7 @@
 //! It never unmounts: whoever mounted does. A mount ends here when its kernel connection has ended.
 //! Signals end the process only when no mount is left: without it all of them would be dead.
 
+mod memory;
 mod mounts;
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,12 +20,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use self::mounts::Mounts;
 use super::{Signals, raise_descriptor_limit};
 
-/// Serves the socket until a signal comes and no mount is left.
-pub(crate) async fn run(socket: &Path) -> anyhow::Result<()> {
+/// Serves the socket until a signal comes and no mount is left; `memory_bytes`: what all mounts
+/// together may keep, if it is said.
+pub(crate) async fn run(socket: &Path, memory_bytes: Option<u64>) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     raise_descriptor_limit();
     let listener = listen(socket)?;
-    let mounts = Arc::new(Mounts::default());
+    let memory_bytes = memory::budget_bytes(memory_bytes);
+    match memory_bytes {
+        Some(bytes) => tracing::info!(bytes, "memory of all mounts together"),
+        None => tracing::warn!("nothing says how much memory there is: each mount has its own"),
+    }
+    let mounts = Arc::new(Mounts::within(memory_bytes));
     println!("mounter ready at {}", socket.display());
     let room = Arc::new(Semaphore::new(REQUESTS_MAX));
     loop {

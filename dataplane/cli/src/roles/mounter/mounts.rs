@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hither_client::Client;
+use hither_client::{Budget, Client};
 use hither_labels::PreferredLabels;
 use hither_mount::options::Options;
 use hither_mount::{MountError, Mounted, advice};
@@ -28,6 +28,8 @@ pub(super) struct Mounts {
     changed: Notify,
     /// No further mounts.
     ending: AtomicBool,
+    /// Memory they share.
+    budget: Option<Budget>,
 }
 
 /// One mount.
@@ -48,6 +50,15 @@ enum State {
 }
 
 impl Mounts {
+    /// Mounts that keep no more than so many bytes together.
+    pub(super) fn within(memory_bytes: Option<u64>) -> Self {
+        let bytes = memory_bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        Self {
+            budget: bytes.map(Budget::of),
+            ..Self::default()
+        }
+    }
+
     /// Resolves when a mount is ending or has ended after this call.
     pub(super) fn fewer(&self) -> Notified<'_> {
         self.changed.notified()
@@ -88,6 +99,7 @@ impl Mounts {
             Path::new(&serve.staging),
             descriptor,
             &options,
+            self.budget.clone(),
         );
         match mounted.await {
             Ok(mounted) => {
@@ -243,21 +255,22 @@ impl Mounts {
     }
 
     pub(super) async fn end(&self, name: &str) -> Reply {
-        let limit = Instant::now() + UNMOUNT_PATIENCE;
+        let begun = Instant::now();
         loop {
             let changed = self.changed.notified();
-            let waits_for = match self.served.lock().get(name).map(|served| &served.state) {
+            let (why, limit) = match self.served.lock().get(name).map(|served| &served.state) {
                 None => break,
-                Some(State::Ending) => None,
-                Some(State::Starting) => Some("is being made"),
-                Some(State::Stands { .. }) => Some("is still mounted, or open"),
+                // It ends by itself when the cluster has taken nothing for the mount's `timeout`;
+                // whoever asked has gone by then, and its place is another's.
+                Some(State::Ending) => {
+                    ("is still storing what was written", begun + STORE_PATIENCE)
+                }
+                Some(State::Starting) => ("is being made", begun + UNMOUNT_PATIENCE),
+                // The kernel tells of the end of its connection a moment after it was unmounted.
+                Some(State::Stands { .. }) => {
+                    ("is still mounted, or open", begun + UNMOUNT_PATIENCE)
+                }
             };
-            let Some(why) = waits_for else {
-                // It ends by itself when the cluster has taken nothing for the mount's `timeout`.
-                changed.await;
-                continue;
-            };
-            // The kernel tells of the end of its connection a moment after it was unmounted.
             if timeout_at(limit, changed).await.is_err() {
                 return Reply::refused(Kind::Busy, format!("{name} {why}"));
             }
@@ -327,5 +340,45 @@ const FUSE_DEVICE: (u32, u32) = (10, 229);
 const ENDING_PATIENCE: Duration = Duration::from_secs(60);
 /// Time the kernel has to end a connection whose mount was taken away.
 const UNMOUNT_PATIENCE: Duration = Duration::from_secs(5);
+/// Time a mount that is ending has to store everything before its end is not waited for; the plugin
+/// waits a little longer, and asks again.
+const STORE_PATIENCE: Duration = Duration::from_secs(20);
 /// Mounts whose loss nobody has asked for.
 const LOST_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_mount_that_stores_on_is_not_waited_for_for_ever() {
+        let mounts = Mounts::default();
+        let served = |state| Served {
+            shown: Mount {
+                mount: "a".into(),
+                staging: String::new(),
+                device: String::new(),
+                options: String::new(),
+                preferred: String::new(),
+                over: false,
+            },
+            state,
+        };
+        mounts
+            .served
+            .lock()
+            .insert("a".into(), served(State::Ending));
+        let begun = Instant::now();
+        let reply = mounts.end("a").await;
+        assert_eq!(reply.kind, Some(Kind::Busy));
+        assert_eq!(begun.elapsed(), STORE_PATIENCE);
+        mounts
+            .served
+            .lock()
+            .insert("a".into(), served(State::Starting));
+        assert_eq!(mounts.end("a").await.kind, Some(Kind::Busy));
+        assert_eq!(begun.elapsed(), STORE_PATIENCE + UNMOUNT_PATIENCE);
+        mounts.served.lock().clear();
+        assert!(mounts.end("a").await.ok);
+    }
+}
