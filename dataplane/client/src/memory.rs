@@ -185,7 +185,7 @@ const FAR_TIMES: u32 = 4;
 /// The longest that takes: of one answer, of silence, and of silence once the budget is spent.
 pub(crate) const FAR_AGE_MAX: Duration = Duration::from_secs(2);
 const FAR_SILENCE_MAX: Duration = Duration::from_millis(200);
-const FAR_SILENCE_SPENT: Duration = Duration::from_millis(700);
+const FAR_SILENCE_SPENT: Duration = Duration::from_millis(400);
 /// A silence as long as this was no delay: what went elsewhere meanwhile went there rightly.
 const AWAY: Duration = Duration::from_millis(300);
 /// Time an overloaded server loses its place for.
