@@ -3,6 +3,8 @@
     mapped.py fresh A B     what one mount has written the other reads, mapped pages or not
     mapped.py crowd A B     more contended files than anybody has threads for
     mapped.py locked A B    as fresh, while plain writes keep pages locked
+    mapped.py cuts A B      both sides cut a file of which both have dirty pages
+    mapped.py order A B     what was stored before another wrote does not lie over that
     mapped.py parts A B     plain writes of parts of one page from both sides
 """
 
@@ -11,6 +13,7 @@ import os
 import struct
 import sys
 import threading
+import time
 
 PAGE = 4096
 
@@ -70,6 +73,56 @@ def locked(a: str, b: str) -> None:
     finally:
         done.set()
         thread.join()
+
+
+def cuts(a: str, b: str) -> None:
+    """The kernel holds pages back while a file is cut, and forgets none of them meanwhile."""
+    with open(f"{a}/cuts", "wb") as file:
+        file.write(bytes(8 * PAGE))
+        os.fsync(file.fileno())
+    longest = 0.0
+    for turn in range(8, 2, -1):
+        sides = []
+        for root in (a, b):
+            descriptor = opened(f"{root}/cuts")
+            sides.append((descriptor, mmap.mmap(descriptor, turn * PAGE)))
+        for at, (_, pages) in enumerate(sides):
+            # Fault in, then dirty.
+            assert len(pages[:]) == turn * PAGE
+            pages[at * PAGE] = turn
+        begun = time.monotonic()
+        cutters = [
+            threading.Thread(target=os.ftruncate, args=(descriptor, (turn - 1) * PAGE))
+            for descriptor, _ in sides
+        ]
+        for cutter in cutters:
+            cutter.start()
+        for cutter in cutters:
+            cutter.join()
+        longest = max(longest, time.monotonic() - begun)
+        for descriptor, pages in sides:
+            pages.close()
+            os.close(descriptor)
+    assert longest < 10, f"a cut took {longest:.1f} s"
+
+
+def order(a: str, b: str) -> None:
+    """A page is stored to here, then another part of it is written there: both are there at the end."""
+    with open(f"{a}/order", "wb") as file:
+        file.write(bytes(PAGE))
+        os.fsync(file.fileno())
+    here, there = opened(f"{a}/order"), opened(f"{b}/order")
+    pages = mmap.mmap(here, PAGE)
+    for turn in range(1, 101):
+        assert pages[100:108] == number(turn - 1)
+        pages[0:8] = number(turn)
+        os.pwrite(there, number(turn), 100)
+        os.fsync(there)
+        for root in (a, b):
+            with open(f"{root}/order", "rb") as file:
+                whole = file.read()
+            assert whole[100:108] == number(turn), f"turn {turn}: what {b} wrote is gone at {root}"
+            assert whole[0:8] == number(turn), f"turn {turn}: what {a} stored is gone at {root}"
 
 
 def crowd(a: str, b: str) -> None:
@@ -139,4 +192,4 @@ def parts(a: str, b: str) -> None:
 
 
 if __name__ == "__main__":
-    {"fresh": fresh, "locked": locked, "crowd": crowd, "parts": parts}[sys.argv[1]](*sys.argv[2:])
+    {"fresh": fresh, "locked": locked, "cuts": cuts, "order": order, "crowd": crowd, "parts": parts}[sys.argv[1]](*sys.argv[2:])

@@ -62,11 +62,20 @@ impl Inner {
         let resize = set.size.is_some();
         let mut lease = 0;
         let mut _alone = None;
+        let _cutting = file
+            .as_ref()
+            .filter(|_| resize)
+            .map(|file| file.cut_begins());
         if let Some(file) = &file
             && (resize || set.mtime.is_some())
         {
             // Writers wait: what they have written is sent and told first.
-            self.settle_mapped(file).await?;
+            if let Err(error) = self.settle_mapped(file).await
+                && error.errno == Errno::ETIMEDOUT
+            {
+                // What is lost is told at the next fsync: it is no reason to refuse this.
+                return Err(error);
+            }
             let alone = file.gate.write().await;
             lease = self.settle_before_change(file).await?;
             // Without the exclusive lease the server may have to recall this mount's own first.
@@ -139,7 +148,7 @@ impl Inner {
         data.young.retain(|index| *index < keep);
         data.marked.retain(|index| *index < keep);
         let count = |data: &Data| -> usize { data.unsynced.values().map(|u| u.data.bytes()).sum() };
-        self.cut_mapped(&mut data, size);
+        self.cut_out_mapped(&mut data, size..u64::MAX);
         let (dirty, unsynced) = (data.dirty.bytes(), count(&data));
         data.dirty.truncate(size);
         for unsynced in data.unsynced.values_mut() {

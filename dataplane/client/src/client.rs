@@ -475,6 +475,8 @@ impl Inner {
                 Ok(Some(Err(error))) => {
                     lost += 1;
                     first = first.and(Err(error));
+                    // Those behind it have not been tried for long.
+                    limit = self.deadline();
                 }
                 Err(_) if pending() != seen => {
                     (seen, limit) = (pending(), self.deadline());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hither_proto::ids::{BootId, CHUNK_SIZE, ChunkserverId, GroupId, InodeId, LeaseId};
-use hither_proto::meta::{Reply, WriteReport};
+use hither_proto::meta::{Reply, Space, WriteReport};
 use hither_proto::stored::ChunkRef;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -52,7 +52,7 @@ pub(crate) struct Data {
     /// Raised whenever a lease begins or ends: what was begun under another one does not count.
     pub(crate) tenure: u64,
     /// A lease is being asked for.
-    asking: bool,
+    pub(crate) asking: bool,
     /// Recalls that were acknowledged although what they named was not held: a grant that was on
     /// its way then is void.
     pub(crate) declined: u64,
@@ -72,8 +72,9 @@ pub(crate) struct Data {
     /// Pages that writes of this moment keep locked in the kernel, and how many of those there were.
     writing: Vec<u64>,
     pub(crate) writes_begun: u64,
-    /// Recalls of a lease that are being answered.
+    /// Recalls of a lease that are being answered, and cuts of this mount that are under way.
     pub(crate) recalls: u32,
+    cuts: u32,
     /// Sent, not acknowledged.
     pub(crate) in_flight: Extents,
     /// Acknowledged, not flushed; by chunk index.
@@ -246,6 +247,15 @@ impl Drop for Recalled<'_> {
     }
 }
 
+/// A cut that is under way.
+pub(crate) struct Cutting<'a>(&'a File);
+
+impl Drop for Cutting<'_> {
+    fn drop(&mut self) {
+        self.0.data.lock().cuts -= 1;
+    }
+}
+
 /// A write that keeps a page locked in the kernel.
 pub(crate) struct Writing<'a>(&'a File, u64);
 
@@ -298,10 +308,17 @@ impl File {
         (data.writes_begun, pages)
     }
 
-    /// Waits until somebody here has asked for more than the shared lease that is held for so long.
-    pub(crate) async fn wants_to_write_for(&self, long: Duration) {
+    /// A cut is under way until the guard is dropped: the kernel holds back pages it writes back.
+    pub(crate) fn cut_begins(&self) -> Cutting<'_> {
+        self.data.lock().cuts += 1;
+        self.changed.notify_waiters();
+        Cutting(self)
+    }
+
+    /// Waits until somebody here has wanted more than the shared lease that is held for so long.
+    pub(crate) async fn wants_to_change_for(&self, long: Duration) {
         tokio::time::sleep(long).await;
-        let wants = |data: &Data| data.asking && data.lease == Lease::Shared;
+        let wants = |data: &Data| data.lease == Lease::Shared && (data.asking || data.cuts > 0);
         self.until(wants).await;
     }
 
@@ -385,8 +402,7 @@ impl Data {
         }
         data.size_max = reply
             .space
-            .and_then(|space| space.quota_bytes_left)
-            .map_or(u64::MAX, |left| data.size.saturating_add(left));
+            .map_or(u64::MAX, |space| data.size.saturating_add(room(&space)));
         data.take_epochs(reply);
     }
 
@@ -566,6 +582,11 @@ impl Data {
         self.marked.clear();
         self.torn.clear();
     }
+}
+
+/// By how much a file may grow. A server that does not say what a quota leaves counts it as space.
+pub(crate) fn room(space: &Space) -> u64 {
+    space.quota_bytes_left.unwrap_or(space.free_bytes)
 }
 
 /// What a shared lease is called in a recall.

@@ -70,6 +70,7 @@ impl Inner {
                 let start = u64::from(*index) * CHUNK_SIZE;
                 first_whole <= start && start < last_whole
             };
+            self.cut_out_mapped(&mut data, first_whole..last_whole);
             data.refs.retain(|index, _| !inside(index));
             data.unreported.retain(|index| !inside(index));
             data.generation += 1;

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::client::Inner;
 use crate::error::FsError;
-use crate::file::{Data, File, Lease};
+use crate::file::{Data, File, Lease, room};
 use crate::session::How;
 
 /// Resets [`Data::asking`], whatever becomes of the request.
@@ -122,8 +122,7 @@ impl Inner {
         if data.tenure == tenure
             && let (Some(space), Some(inode)) = (&reply.space, &reply.inode)
         {
-            let left = space.quota_bytes_left.unwrap_or(u64::MAX);
-            data.size_max = inode.size.saturating_add(left);
+            data.size_max = inode.size.saturating_add(room(space));
         }
         Ok(())
     }

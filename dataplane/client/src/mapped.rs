@@ -54,9 +54,9 @@ impl Inner {
             } else {
                 let before = data.mapped.bytes();
                 data.mapped.insert(offset, page);
-                let after = data.mapped.bytes();
-                self.dirty_bytes.add(after);
-                self.dirty_bytes.sub(before);
+                // Its place is taken by one that is as long, or it grows.
+                let more = data.mapped.bytes().saturating_sub(before);
+                self.dirty_bytes.add(more);
                 data.generation += 1;
                 (false, !std::mem::replace(&mut data.fetching, true))
             }
@@ -83,7 +83,8 @@ impl Inner {
     /// Waits for the exclusive lease, if the kernel has written anything back without it.
     ///
     /// # Errors
-    /// `ETIMEDOUT`: it is kept. Anything else: it is lost, and the file's descriptors are told.
+    /// The file or the session is gone: it is lost, and the file's descriptors are told. Anything
+    /// else: it is kept.
     pub(crate) async fn settle_mapped(&self, file: &File) -> Result<(), FsError> {
         if file.data.lock().mapped.is_empty() {
             return Ok(());
@@ -91,11 +92,13 @@ impl Inner {
         let held = self.hold(file, true, self.deadline()).await;
         let settled = held.map(drop);
         if let Err(error) = &settled
-            && error.errno != Errno::ETIMEDOUT
+            && [Errno::ESTALE, Errno::ENOENT, Errno::ENOTCONN].contains(&error.errno)
         {
             let mut data = file.data.lock();
             if self.drop_mapped(&mut data) {
+                data.generation += 1;
                 data.errors.record(error.clone());
+                self.forget_pages_soon(file.ino);
             }
         }
         settled
@@ -113,9 +116,10 @@ impl Inner {
             let page = within_file(data.size, offset, page);
             self.make_dirty(data, offset, page);
         }
-        // The next write, fsync or tidying sends it.
+        // The next write, fsync or tidying sends it, and whoever waits for room.
         data.flusher_runs = runs;
         self.dirty_bytes.sub(bytes);
+        self.dirty_less.notify_waiters();
     }
 
     /// Forgets what was written back without the lease; whether there was anything.
@@ -126,17 +130,19 @@ impl Inner {
         !mapped.is_empty()
     }
 
-    /// The file was cut.
-    pub(crate) fn cut_mapped(&self, data: &mut Data, size: u64) {
+    /// A range of the file was cut off, or out.
+    pub(crate) fn cut_out_mapped(&self, data: &mut Data, range: Range<u64>) {
         let before = data.mapped.bytes();
-        data.mapped.truncate(size);
-        let less = before - data.mapped.bytes();
-        self.dirty_bytes.sub(less);
+        data.mapped.remove(range);
+        self.dirty_bytes
+            .sub(before.saturating_sub(data.mapped.bytes()));
+        self.dirty_less.notify_waiters();
     }
 
     /// Makes the kernel forget all pages of a file. A page into which a write from here puts less than
-    /// the whole stays locked until that is answered, which may wait for the very lease that is
-    /// given back: nobody can read such a page either, and it is forgotten after the write.
+    /// the whole may stay locked until that is answered, which may wait for the very lease that is
+    /// given back: nobody can read such a page either, and it is forgotten after the write. One that
+    /// is not locked is forgotten within a moment.
     pub(crate) async fn forget_pages(&self, file: &File) {
         loop {
             let (begun, locked) = file.writes();
@@ -145,7 +151,7 @@ impl Inner {
             let locked = join_all(
                 locked
                     .iter()
-                    .map(|page| forget(page * PAGE..(page + 1) * PAGE)),
+                    .map(|page| forget(page * page_bytes()..(page + 1) * page_bytes())),
             );
             let both = async {
                 let (_, in_time) = tokio::join!(others, tokio::time::timeout(MOMENT, locked));
@@ -178,10 +184,10 @@ fn around(pages: &[u64]) -> Vec<Range<u64>> {
     let mut ranges = Vec::new();
     let mut from = 0;
     for page in pages {
-        if from < page * PAGE {
-            ranges.push(from..page * PAGE);
+        if from < page * page_bytes() {
+            ranges.push(from..page * page_bytes());
         }
-        from = (page + 1) * PAGE;
+        from = (page + 1) * page_bytes();
     }
     ranges.push(from..u64::MAX);
     ranges
@@ -190,15 +196,18 @@ fn around(pages: &[u64]) -> Vec<Range<u64>> {
 /// The page that the kernel keeps locked while this is written, as it holds less than all of it.
 pub(crate) fn locked_page(offset: u64, length: usize) -> Option<u64> {
     let end = offset.saturating_add(length as u64);
-    let last = end.checked_sub(1)? / PAGE;
-    let whole = offset <= last * PAGE && end.is_multiple_of(PAGE);
+    let last = end.checked_sub(1)? / page_bytes();
+    let whole = offset <= last * page_bytes() && end.is_multiple_of(page_bytes());
     (!whole).then_some(last)
 }
 
 /// Bytes of a page of the kernel's cache.
-const PAGE: u64 = 4096;
+fn page_bytes() -> u64 {
+    rustix::param::page_size() as u64
+}
+
 /// Time in which the kernel forgets a page that is not locked.
-const MOMENT: Duration = Duration::from_millis(30);
+const MOMENT: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -206,22 +215,25 @@ mod tests {
 
     #[test]
     fn only_a_page_that_is_written_in_part_stays_locked() {
-        assert_eq!(locked_page(0, 4096), None);
-        assert_eq!(locked_page(0, 8192), None);
-        assert_eq!(locked_page(100, 8092), None, "the last page is whole");
-        assert_eq!(locked_page(0, 10), Some(0));
-        assert_eq!(locked_page(4000, 200), Some(1));
-        assert_eq!(locked_page(4100, 4092), Some(1));
-        assert_eq!(locked_page(0, 0), None);
+        let page = page_bytes();
+        let locked = |from: u64, to: u64| locked_page(from, usize::try_from(to - from).unwrap());
+        assert_eq!(locked(0, page), None);
+        assert_eq!(locked(0, 2 * page), None);
+        assert_eq!(locked(100, 2 * page), None, "the last page is whole");
+        assert_eq!(locked(0, 10), Some(0));
+        assert_eq!(locked(page - 96, page + 104), Some(1));
+        assert_eq!(locked(page + 4, 2 * page), Some(1));
+        assert_eq!(locked(0, 0), None);
     }
 
     #[test]
     fn everything_around_pages_is_named_once() {
+        let page = page_bytes();
         assert_eq!(around(&[]), vec![0..u64::MAX]);
-        assert_eq!(around(&[0]), vec![4096..u64::MAX]);
+        assert_eq!(around(&[0]), vec![page..u64::MAX]);
         assert_eq!(
             around(&[1, 2, 5]),
-            vec![0..4096, 12_288..20_480, 24_576..u64::MAX]
+            vec![0..page, 3 * page..5 * page, 6 * page..u64::MAX]
         );
     }
 }

@@ -209,6 +209,12 @@ impl Inner {
             reply.report = self.report_only(&file);
         } else if recall.data_lease != 0 {
             raced = self.give_back_recalled(&file, recall).await?;
+            reply.pages = !file.data.lock().mapped.is_empty();
+            if reply.pages {
+                // The lease for them is asked for already: it should not be asked for too late.
+                let asked = file.until(|data| data.asking || data.mapped.is_empty());
+                let _ = tokio::time::timeout(ASKED, asked).await;
+            }
         }
         Ok((reply, raced))
     }
@@ -238,7 +244,7 @@ impl Inner {
                 // lease is needed: two mounts would wait for each other.
                 stuck = tokio::select! {
                     () = self.forget_pages(file) => false,
-                    () = file.wants_to_write_for(STUCK) => true,
+                    () = file.wants_to_change_for(STUCK) => true,
                 };
             }
             // Without holding anybody up; what fails is tried again, and then given up.
@@ -292,6 +298,8 @@ impl Inner {
 const STUCK: Duration = Duration::from_secs(1);
 /// All pages of a file.
 const ALL: Range<u64> = 0..u64::MAX;
+/// Longest wait until the lease for mapped pages is asked for.
+const ASKED: Duration = Duration::from_millis(100);
 /// Attempts to find a moment without reads before a lease ends.
 const ROUNDS: u32 = 3;
 /// While a lease is being given back, progress is reported this often within the time an operation

@@ -63,7 +63,9 @@ impl Inner {
             (mapped, dirty, unsynced, report)
         };
         if mapped {
-            self.settle_mapped_once(file).await;
+            // Somebody else may keep the file for long: other files want to be looked after.
+            let (inner, file) = (Arc::clone(self), Arc::clone(file));
+            tokio::spawn(async move { inner.settle_mapped_once(&file).await });
         }
         // Should this mount die, its files end where the last report says.
         if report && let Err(error) = self.report(file, false).await {

@@ -58,13 +58,13 @@ impl Inner {
                 Put::NoRoom => return Err(Errno::EDQUOT.into()),
             }
         };
-        drop(writing);
         if written.kick {
             self.spawn_flusher(file);
         }
         if open.sync {
             self.fsync(open).await?;
         }
+        drop(writing);
         Ok(written.offset)
     }
 
@@ -127,8 +127,7 @@ impl Inner {
         let before = state.dirty.bytes();
         state.dirty.insert(offset, data);
         let after = state.dirty.bytes();
-        self.dirty_bytes.add(after);
-        self.dirty_bytes.sub(before);
+        self.dirty_bytes.add(after.saturating_sub(before));
         state.size = state.size.max(end);
         state.mtime = WallNanos::now().0;
         state.unreported_size = true;

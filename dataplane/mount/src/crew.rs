@@ -1,5 +1,5 @@
 //! Threads for work that may wait long: as many as there is work, up to a bound, so that what waits
-//! holds up nothing else; idle ones end.
+//! holds up nothing else; idle ones end, but for the first.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,22 +30,36 @@ impl<W> std::fmt::Debug for Crew<W> {
 }
 
 impl<W: Send + 'static> Crew<W> {
-    /// A crew of threads of this name, of which there is none yet.
-    pub(crate) fn new(name: &'static str, work: impl Fn(W) + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self {
+    /// A crew of threads of this name; its first one is there from now on.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    pub(crate) fn start(
+        name: &'static str,
+        work: impl Fn(W) + Send + Sync + 'static,
+    ) -> std::io::Result<Arc<Self>> {
+        let crew = Arc::new(Self {
             name,
             work: Box::new(work),
             queue: Mutex::new(Queue {
                 waiting: VecDeque::new(),
-                threads: 0,
+                threads: 1,
                 idle: 0,
                 ended: false,
             }),
             more: Condvar::new(),
-        })
+        });
+        crew.hire(true)?;
+        Ok(crew)
     }
 
-    /// Has a piece of work done. Where no thread can be had, and none is there, it is dropped.
+    fn hire(self: &Arc<Self>, stays: bool) -> std::io::Result<()> {
+        let crew = Arc::clone(self);
+        let thread = std::thread::Builder::new().name(self.name.into());
+        thread.spawn(move || crew.serve(stays)).map(drop)
+    }
+
+    /// Has a piece of work done, by another thread than those that are at work if one can be had.
     pub(crate) fn send(self: &Arc<Self>, piece: W) {
         let mut queue = self.queue.lock();
         queue.waiting.push_back(piece);
@@ -53,18 +67,9 @@ impl<W: Send + 'static> Crew<W> {
             self.more.notify_one();
             return;
         }
-        let crew = Arc::clone(self);
-        let spawned = std::thread::Builder::new()
-            .name(self.name.into())
-            .spawn(move || crew.serve());
-        match spawned {
-            Ok(_) => queue.threads += 1,
-            Err(error) => {
-                tracing::error!(%error, name = self.name, "no thread");
-                if queue.threads == 0 {
-                    queue.waiting.clear();
-                }
-            }
+        match self.hire(false) {
+            Ok(()) => queue.threads += 1,
+            Err(error) => tracing::warn!(%error, name = self.name, "no further thread"),
         }
     }
 
@@ -74,20 +79,20 @@ impl<W: Send + 'static> Crew<W> {
         self.more.notify_all();
     }
 
-    fn serve(&self) {
+    fn serve(&self, stays: bool) {
         let mut queue = self.queue.lock();
         loop {
             if let Some(piece) = queue.waiting.pop_front() {
                 parking_lot::MutexGuard::unlocked(&mut queue, || (self.work)(piece));
                 continue;
             }
-            if queue.ended || queue.idle >= IDLE_MAX {
+            if queue.ended || (queue.idle >= IDLE_MAX && !stays) {
                 break;
             }
             queue.idle += 1;
             let waited = self.more.wait_for(&mut queue, IDLE);
             queue.idle -= 1;
-            if waited.timed_out() && queue.waiting.is_empty() {
+            if waited.timed_out() && queue.waiting.is_empty() && !stays {
                 break;
             }
         }
@@ -96,7 +101,7 @@ impl<W: Send + 'static> Crew<W> {
 }
 
 /// Threads at most.
-const THREADS_MAX: usize = 256;
+const THREADS_MAX: usize = 1024;
 /// Threads that wait for work, and how long.
 const IDLE_MAX: usize = 4;
 const IDLE: Duration = Duration::from_secs(10);
@@ -115,12 +120,13 @@ mod tests {
         let (release, gate) = mpsc::channel::<()>();
         let (done, results) = mpsc::channel();
         let gate = Mutex::new(gate);
-        let crew = Crew::new("test", move |piece: u32| {
+        let crew = Crew::start("test", move |piece: u32| {
             if piece < 40 {
                 let _ = gate.lock().recv();
             }
             done.send(piece).unwrap();
         });
+        let crew = crew.unwrap();
         (0..41).for_each(|piece| crew.send(piece));
         assert_eq!(results.recv_timeout(SOON), Ok(40));
         drop(release);
@@ -134,12 +140,12 @@ mod tests {
     #[test]
     fn idle_threads_are_few_and_end() {
         let (done, results) = mpsc::channel();
-        let crew = Crew::new("test", move |piece: u32| done.send(piece).unwrap());
+        let crew = Crew::start("test", move |piece: u32| done.send(piece).unwrap()).unwrap();
         for round in 0..100 {
             crew.send(round);
             assert_eq!(results.recv_timeout(SOON), Ok(round));
         }
-        assert!(crew.queue.lock().threads <= IDLE_MAX + 1);
+        assert!(crew.queue.lock().threads <= IDLE_MAX + 2);
         crew.end();
         drop(results);
         // Once no thread has it any more.

@@ -965,8 +965,9 @@ const S_IFDIR: u32 = 0o040_000;
 const S_IFLNK: u32 = 0o120_000;
 /// Bytes of one write request at most.
 const WRITE_BYTES: u32 = 1 << 20;
-/// Requests the kernel keeps in the background.
-const BACKGROUND: u16 = 64;
+/// Requests the kernel keeps in the background: those that wait for a lease must not keep back pages
+/// that are written back so that another mount gets its own.
+const BACKGROUND: u16 = 512;
 /// Block size shown to programs.
 const BLOCK_BYTES: u32 = 4096;
 /// Inodes shown where no quota limits them.

@@ -63,8 +63,10 @@ impl Kernel {
         }) {
             *self.attributes.lock() = Some(attributes);
         }
-        let crew = Crew::new("fuse-pages", move |forget| teller.forget(forget));
-        *self.pages.lock() = Some(crew);
+        match Crew::start("fuse-pages", move |forget| teller.forget(forget)) {
+            Ok(crew) => *self.pages.lock() = Some(crew),
+            Err(error) => tracing::error!(%error, "no thread for invalidations"),
+        }
     }
 
     /// How long the kernel may keep a name.

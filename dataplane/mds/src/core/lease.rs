@@ -69,6 +69,8 @@ pub(crate) struct Leases {
     pub(crate) open: SmallVec<[SessionId; 1]>,
     /// Recalls under way: nothing new is given meanwhile.
     pub(crate) recalling: u32,
+    /// Sessions that have pages to store from before they gave the file back: they come first.
+    pub(crate) pages: SmallVec<[SessionId; 1]>,
     /// An exclusive lease ended uncleanly and chunks are being sealed, or will be: nothing is given
     /// until all is done.
     pub(crate) sealing: bool,
@@ -83,6 +85,7 @@ impl Leases {
             && self.data == Data::None
             && self.open.is_empty()
             && self.recalling == 0
+            && self.pages.is_empty()
             && !self.sealing
             && !self.trimming
     }

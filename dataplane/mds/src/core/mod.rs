@@ -39,6 +39,7 @@ mod session;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 pub use batch::Commit;
 pub use cache::{EntryKey, LoadKey, Loaded};

@@ -100,6 +100,13 @@ impl Core {
             self.effects.push(Effect::WakeAt(pending.next));
             return;
         };
+        if answer.pages {
+            let (ino, session) = (InodeId(pending.wanted.recall.ino), pending.wanted.session);
+            self.keep_turn(ino, session);
+        }
+        let Some(pending) = self.recalls.get_mut(&id) else {
+            return;
+        };
         if let Some(report) = answer.report {
             // What the report is about may have to be loaded first: the recall ends after that.
             pending.answered = true;
@@ -148,7 +155,7 @@ impl Core {
             self.spawn(Work::RemoveOrphan { ino, session });
         }
         self.wake(&Blocker::Recall(id));
-        self.wake(&Blocker::Inode(InodeId(recall.ino)));
+        self.wake(&Blocker::Inode(ino));
     }
 
     pub(crate) fn end_recall(&mut self, recall: &Recall) {

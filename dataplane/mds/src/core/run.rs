@@ -1,6 +1,6 @@
 //! The core's state, and how requests run, stop, wait and run again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,6 +24,7 @@ use super::recalls::PendingRecall;
 use super::recovery::Recovery;
 use super::requests::KeptReply;
 use super::session::{EndStep, Session, no_session};
+use super::turns::Turn;
 
 pub(crate) type TaskId = u64;
 
@@ -210,6 +211,8 @@ pub struct Core {
     pub(crate) tasks: BTreeMap<TaskId, Task>,
     /// When tasks of the system that met a failing store go on.
     pub(crate) pause_ends: Option<Duration>,
+    /// Turns kept for sessions that have something to store, in the order in which they end.
+    pub(crate) turns: VecDeque<Turn>,
     pub(crate) next_task: TaskId,
     pub(crate) waiters: BTreeMap<Blocker, Vec<TaskId>>,
     pub(crate) ready: std::collections::VecDeque<TaskId>,
@@ -276,6 +279,7 @@ impl Core {
             authority: restored.authority,
             tasks: BTreeMap::new(),
             pause_ends: None,
+            turns: VecDeque::new(),
             next_task: 1,
             waiters: BTreeMap::new(),
             ready: std::collections::VecDeque::new(),
@@ -494,6 +498,7 @@ impl Core {
             self.pause_ends = None;
             self.wake(&Blocker::Pause);
         }
+        self.expire_turns();
         self.expire_sessions();
         self.look_after_recalls();
         self.advance_recovery();

@@ -102,6 +102,7 @@ impl Core {
             return Err(Stop::Block(Blocker::Inode(ino)));
         }
         self.need_trimmed(ino)?;
+        self.need_turn(attempt.session, ino)?;
         let slot = &self.cache.inodes[&ino];
         let (old, parent) = (slot.inode.size, slot.parent);
         if size > 0 {
@@ -167,7 +168,7 @@ impl Core {
             free_inodes: 0,
             used_bytes: 0,
             used_inodes: 0,
-            quota_bytes_left: None,
+            quota_bytes_left: Some(u64::MAX),
         };
         let used = |n: i64| u64::try_from(n).unwrap_or(0);
         let mut below = None;

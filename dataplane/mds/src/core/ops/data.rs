@@ -35,6 +35,7 @@ impl Core {
         attempt.behind_writer |=
             matches!(data, Some(Data::Exclusive(held)) if held.session != attempt.session);
         self.need_calm(attempt, ino)?;
+        self.need_turn(attempt.session, ino)?;
         self.need_refs(ino, 0, INLINE_CHUNKS)?;
         let mut wanted = self.leases.data_holders(ino, attempt.session, op.exclusive);
         if op.exclusive {
@@ -42,7 +43,9 @@ impl Core {
         }
         Self::need_recalls(wanted)?;
         let lease = if op.exclusive {
-            self.give_exclusive(attempt, ino)?
+            let lease = self.give_exclusive(attempt, ino)?;
+            self.end_turn(ino, attempt.session);
+            lease
         } else {
             self.give_shared(attempt.session, ino)
         };

@@ -118,6 +118,7 @@ impl Run {
             .collect();
         self.world.on_recall = Box::new(move |session, recall| {
             Some(hither_proto::meta::RecallReply {
+                pages: false,
                 open: open
                     .get(&session)
                     .is_some_and(|of| of.contains(&recall.ino)),

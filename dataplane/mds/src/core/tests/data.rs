@@ -343,6 +343,43 @@ fn a_recalled_lease_may_be_given_back_by_a_report() {
     assert!(world.recalls.iter().any(|(s, _)| *s == a), "it reads on");
 }
 
+/// What was stored through a mapping before another wrote must not lie over what that wrote.
+#[test]
+fn pages_from_before_a_recall_are_stored_first() {
+    for pages in [false, true] {
+        let mut world = World::new();
+        let (a, b) = (world.session("a"), world.session("b"));
+        let (ino, lease, chunk) = open_new(&mut world, a, "f");
+        let back = WriteReport {
+            release: true,
+            ..report(ino, lease, 3000, vec![chunk])
+        };
+        world.ask(a, Op::WriteReport(back)).unwrap();
+        for session in [a, b] {
+            world.ask(session, acquire(ino, false)).unwrap();
+        }
+        // What it reads under it gives back at once, what it writes under never.
+        world.on_recall = Box::new(move |session, recall| {
+            let at_once = recall.data_lease == 0 || (session == b && recall.data_lease == 1);
+            at_once.then(RecallReply::default)
+        });
+        let writes = world.send(b, acquire(ino, true));
+        let stores = world.send(a, acquire(ino, true));
+        world.answer_recalls_with(&RecallReply {
+            pages,
+            ..RecallReply::default()
+        });
+        world.settle();
+        let [first, second] = if pages {
+            [stores, writes]
+        } else {
+            [writes, stores]
+        };
+        assert!(world.result(first).unwrap().data_exclusive);
+        assert_eq!(world.take(second), None);
+    }
+}
+
 #[test]
 fn bad_requests_are_refused_by_name() {
     let mut world = World::new();

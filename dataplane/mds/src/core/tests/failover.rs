@@ -170,6 +170,7 @@ fn lost_unlink() -> (World, [hither_proto::ids::SessionId; 2], u64) {
     world.hold_commits = true;
     world.on_recall = Box::new(|_, _| {
         Some(hither_proto::meta::RecallReply {
+            pages: false,
             open: true,
             report: None,
         })

@@ -122,8 +122,13 @@ impl World {
 
     /// Acknowledges every recall that got no answer.
     pub(super) fn answer_recalls(&mut self) {
+        self.answer_recalls_with(&RecallReply::default());
+    }
+
+    /// The same, with this.
+    pub(super) fn answer_recalls_with(&mut self, reply: &RecallReply) {
         for id in std::mem::take(&mut self.unanswered) {
-            self.event(Event::RecallAnswered(id, Some(RecallReply::default())));
+            self.event(Event::RecallAnswered(id, Some(reply.clone())));
         }
     }
 
