@@ -13,18 +13,19 @@ demo: setup
 	cargo build --release --bin hither
 	python3 scripts/demo.py "$(CARGO_TARGET_DIR)/release/hither" $(if $(KEEP),--keep)
 
+# What is not built by default, and is checked all the same.
+ALL_FEATURES := hither/etcd,hither-csi/kill-points,hither-e2e/live,hither-operator/live
 check: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy -p hither -p hither-metastore --all-targets --features etcd -- -D warnings
-	cargo clippy -p hither-e2e --all-targets --features live -- -D warnings
-	cargo clippy -p hither-operator --all-targets --features live -- -D warnings
+	cargo clippy --workspace --all-targets --features $(ALL_FEATURES) -- -D warnings
 	python3 -m unittest discover --quiet --start-directory e2e/kube/tests --top-level-directory e2e/kube
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
+# Everything for tests is built in the whole workspace, with its tests' dependencies, and with these
+# features (here, in e2e/run.sh and for e2e-image): with others, cargo builds most of it once more.
 test: setup
-	cargo test --workspace --quiet
-	cargo test -p hither-metastore --features etcd --quiet
+	cargo test --workspace --features hither/etcd --quiet
 	e2e/run.sh
 
 bench: setup
@@ -66,23 +67,22 @@ kube-up:
 kube-down:
 	@e2e/kube/kube down
 
-# Every scenario on the cluster, with binaries as the tests have them.
+# Every scenario on the cluster, then the operator's tests there, with binaries as the tests have them.
 .PHONY: e2e e2e-image
 e2e-image: setup
-	cargo build --quiet $(addprefix -p ,$(IMAGE_PROGRAMS)) --features hither/etcd
+	cargo build --quiet --workspace --bins --test live --features hither/etcd,hither-operator/live
 	e2e/kube/image.py hither $(IMAGES)/hither-test.tar --bin "$(CARGO_TARGET_DIR)/debug" --require $(IMAGE_PROGRAMS)
 	e2e/kube/image.py busybox $(IMAGES)/busybox.tar
 
 e2e: kube-up e2e-image
-	@e2e/kube/kube load $(IMAGES)/hither-test.tar $(IMAGES)/busybox.tar
-	@e2e/kube/kube sidecars
-	@e2e/kube/e2e.py $(SCENARIOS)
+	@e2e/kube/run.sh $(IMAGES) $(SCENARIOS)
 	@e2e/kube/kube down
 
-# Hither on that Kubernetes: installed, mounted in three zones, one zone lost.
+# Hither on that Kubernetes: installed, mounted in three zones, one zone lost. It shows what happens,
+# not how fast: with the tests' build, which is there sooner than `image`.
 .PHONY: demo-kube
-demo-kube: kube-up image
-	@e2e/kube/kube load $(IMAGES)/hither.tar $(IMAGES)/busybox.tar
+demo-kube: kube-up e2e-image
+	@e2e/kube/kube load $(IMAGES)/hither-test.tar $(IMAGES)/busybox.tar
 	@e2e/kube/kube sidecars
 	@e2e/kube/demo.py $(if $(KEEP),--keep)
 	@$(if $(KEEP),true,e2e/kube/kube down)

@@ -5,9 +5,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
-cargo build --quiet --bin hither --features etcd
-# The driver ends at named places when a test wants it to.
-cargo build --quiet -p hither-csi --features kill-points
+case " $* " in
+*" --test "*) suites=("$@") ;;
+*) suites=("$@"); for file in e2e/tests/*.rs; do suites+=(--test "$(basename "$file" .rs)"); done ;;
+esac
+# The driver ends at named places when a test wants it to. In the whole workspace: see the Makefile.
+what=(--quiet --workspace --features hither/etcd,hither-csi/kill-points,hither-e2e/live)
+cargo build "${what[@]}" --bins --test basics
 export HITHER_BIN="$target/debug/hither"
 export HITHER_CSI_BIN="$target/debug/hither-csi"
 # The CSI suite is one of the programs of the test cluster (the first time they take a while).
@@ -18,4 +22,4 @@ if [ ! -x "$PJDFSTEST_BIN" ]; then
     CARGO_TARGET_DIR="$target/tools/build" \
         cargo install --quiet --version 0.2.2 --root "$target/tools" pjdfstest
 fi
-cargo test --quiet -p hither-e2e --features live "$@" -- --test-threads=1
+cargo test "${what[@]}" "${suites[@]}" -- --test-threads=1

@@ -14,12 +14,13 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster import collect
 from cluster.say import Failure, say
 from scenarios import (
-    classes, clusters, metadata, nodes, reading, removal, serving, topology, upgrade, volumes,
+    classes, clusters, faults, metadata, nodes, reading, removal, serving, topology, upgrade, volumes,
 )
 from scenarios.installation import Installation
 from scenarios.scenario import Scenario
@@ -33,6 +34,10 @@ SCENARIOS: list[type[Scenario]] = [
     serving.PluginKilled,
     serving.MounterEnds,
     serving.ControllerRestarted,
+    faults.KubeletRestarted,
+    faults.PartOfVolume,
+    faults.TaintedNode,
+    faults.NodesForbidden,
     reading.ZoneLoss,
     nodes.ZoneRelabelled,
     classes.ClassChange,
@@ -58,30 +63,38 @@ def out_of_time(_signal: int, _frame: object) -> None:
     raise TooLong("the scenario's time is over")
 
 
-def play(scenario: Scenario) -> str | None:
-    """Runs one; what went wrong, or nothing."""
+def play(scenario: Scenario) -> bool:
+    """Runs one and cleans up after it; whether both went well."""
     say(f"-- {scenario.title()}")
     begun = time.monotonic()
+    ran = succeeds(scenario, lambda: timed(scenario))
+    ended = time.monotonic()
+    clean = succeeds(scenario, scenario.clean)
+    if ran and clean:
+        say(f"ok ({ended - begun:.0f} s, and {time.monotonic() - ended:.0f} s to clean up)")
+    return ran and clean
+
+
+def timed(scenario: Scenario) -> None:
+    scenario.begin()
+    signal.alarm(scenario.seconds)
     try:
-        scenario.begin()
-        signal.alarm(scenario.seconds)
         scenario.run()
+    finally:
         signal.alarm(0)
-        say(f"ok ({time.monotonic() - begun:.0f} s)")
-        return None
+
+
+def succeeds(scenario: Scenario, step: Callable[[], None]) -> bool:
+    """Does a step; when it fails, says why and keeps the evidence."""
+    try:
+        step()
+        return True
     except Exception as error:
-        signal.alarm(0)
         if not isinstance(error, Failure):
             traceback.print_exc()
         say(f"FAILED: {error}")
         keep_evidence(scenario)
-        return str(error)
-    finally:
-        signal.alarm(0)
-        try:
-            scenario.clean()
-        except Failure as failure:
-            say(f"not clean after it: {failure}")
+        return False
 
 
 def keep_evidence(scenario: Scenario) -> None:
@@ -118,7 +131,7 @@ def main() -> int:
         if scenario.needs_own_cluster and not there.own:
             say(f"-- {scenario.title()}: left out, it takes links down")
             skipped += 1
-        elif play(scenario(there)) is not None:
+        elif not play(scenario(there)):
             failed.append(scenario.__name__)
     if not options.keep:
         there.uninstall()

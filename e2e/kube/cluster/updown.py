@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from . import addons, cgroup, controlplane, load, network, node, packages, pki, programs
+from . import addons, cgroup, controlplane, load, needs, network, node, pki, programs
 from .kubectl import Kubectl
 from .layout import CONTROL, MACHINES, NODES, Machine, State
 from .machine import RunningMachine
 from .program import Program
-from .say import Failure, run, say
+from .say import Failure, say
 
 
 @contextmanager
@@ -30,23 +30,11 @@ def alone(state: State):
             state.root.rmdir()
 
 
-def check_host(state: State) -> None:
-    if os.geteuid() != 0:
-        raise Failure("a cluster needs root: it makes namespaces, mounts and a bridge")
-    if not Path("/dev/fuse").exists():
-        raise Failure("there is no /dev/fuse: load the fuse module")
-    existing = next(path for path in (state.root, *state.root.parents) if path.exists())
-    if run("stat", "--file-system", "--format=%T", existing).strip() == "overlayfs":
-        raise Failure(
-            f"{existing} is on an overlay, on which no other can stand;"
-            " set HITHER_KUBE_STATE to a directory on a disk or a tmpfs"
-        )
-
-
 def up(state: State) -> None:
     """Brings up what is not up yet, whatever that is."""
-    check_host(state)
-    packages.ensure(packages.NEEDED)
+    lacking = needs.missing(state)
+    if lacking:
+        raise Failure("this machine lacks\n  " + "\n  ".join(lacking))
     built = programs.ensure()
     with alone(state):
         network.check_free(state)

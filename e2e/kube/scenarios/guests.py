@@ -1,7 +1,5 @@
 """Scenarios with a cluster of their own, in a namespace that the operator is told to watch."""
 
-from cluster.say import wait_until
-
 from .hither import HitherCluster
 from .installation import CLUSTER, SAMPLES
 from .scenario import Scenario
@@ -25,23 +23,18 @@ class GuestScenario(Scenario):
 
     def begin(self) -> None:
         super().begin()
-        self.kubectl("create", "namespace", self.home)
+        self.there.new_namespace(self.home)
         self.there.chart(watchNamespaces=f"{{{self.home}}}")
 
     def clean(self) -> None:
         super().clean()
-        if not self.there.has("namespace", self.home):
+        if not self.there.has_namespace(self.home):
             return
-        wait_until("its volumes are gone", 60, lambda: not self.volumes())
         self.guest.of("delete", "hithercluster,chunkserverpool,chunkstorageclass", "--all",
                       "--timeout=120s")
-        self.kubectl("delete", "namespace", self.home, "--timeout=120s")
+        self.guest.of("delete", "pvc", "--all", "--timeout=120s")
         self.there.chart()
-
-    def volumes(self) -> list[str]:
-        """PersistentVolumes of claims in the scenario's namespace."""
-        return [volume["metadata"]["name"] for volume in self.kubectl.json("pv")["items"]
-                if volume["spec"].get("claimRef", {}).get("namespace") == self.namespace]
+        self.kubectl("delete", "namespace", self.home, "--wait=false")
 
     def apply_samples(self, *parts: str) -> None:
         for part in parts:

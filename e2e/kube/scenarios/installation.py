@@ -7,7 +7,9 @@ from cluster.kubectl import Kubectl, given_kubeconfig
 from cluster.layout import State
 from cluster.say import Failure, run, say, wait_until
 
+from . import manifests
 from .hither import HitherCluster
+from .leftovers import KINDS, in_the_way
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "config/samples"
@@ -15,6 +17,8 @@ NAMESPACE = "hither-system"
 RELEASE = "hither"
 CLUSTER = "demo"
 STORAGE_CLASS = f"{NAMESPACE}-{CLUSTER}-everywhere"
+# Label of the namespaces that scenarios make.
+OURS = "hither.dev/e2e"
 
 
 class Installation:
@@ -53,15 +57,30 @@ class Installation:
             "--wait=legacy", "--timeout=5m")
 
     def uninstall(self) -> None:
-        """Takes everything away again; what is left after it is a fault."""
-        self.of("delete", "hithercluster,chunkserverpool,chunkstorageclass", "--all",
-                "--timeout=180s", check=False)
-        run(*self.helm, "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout=3m",
-            check=False)
-        self.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s")
-        for definition in ("hitherclusters", "chunkserverpools", "chunkstorageclasses"):
-            self.kubectl("delete", "crd", f"{definition}.hither.dev", "--ignore-not-found",
-                         "--timeout=60s")
+        """Takes everything away again; what is left after it is a fault, and named."""
+        self.kubectl("delete", "namespace", f"--selector={OURS}", "--timeout=180s")
+        try:
+            self.of("delete", ",".join(KINDS), "--all", "--timeout=180s")
+        except Failure as failure:
+            raise Failure(f"{failure}\n{in_the_way(self.kubectl)}") from failure
+        # With the operator or the definitions gone nobody would end these.
+        left = in_the_way(self.kubectl)
+        if left:
+            raise Failure(f"Hither stays installed, for there is still:\n{left}")
+        run(*self.helm, "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout=3m")
+        self.kubectl("delete", "namespace", NAMESPACE, "--timeout=180s")
+        for definition in KINDS:
+            self.kubectl("delete", "crd", definition, "--timeout=60s")
+
+    def new_namespace(self, name: str) -> None:
+        """A namespace of a scenario; one of the same name that is going is waited for."""
+        self.kubectl("wait", f"namespace/{name}", "--for=delete", "--timeout=120s")
+        self.kubectl("apply", "-f", "-", stdin=manifests.namespace(name, OURS))
+
+    def has_namespace(self, name: str) -> bool:
+        """It is there, and not going."""
+        phase = "jsonpath={.status.phase}"
+        return self.kubectl("get", "namespace", name, "--ignore-not-found", "-o", phase) == "Active"
 
     def of(self, *arguments: object, stdin: str | None = None, check: bool = True) -> str:
         return self.demo.of(*arguments, stdin=stdin, check=check)
@@ -84,3 +103,16 @@ class Installation:
         if len(running) != 1:
             raise Failure(f"one {component} pod on {node}, found {len(running)}")
         return running[0]["metadata"]["name"]
+
+    def until_replaced(self, component: str, node: str, old: str) -> None:
+        """Waits for another pod of a DaemonSet on a node, ready."""
+        def is_replaced() -> bool:
+            try:
+                name = self.pod_on(component, node)
+            except Failure:
+                return False
+            pod = self.kubectl.json("--namespace", NAMESPACE, "pod", name)
+            ready = [one["ready"] for one in pod["status"].get("containerStatuses", [])]
+            return name != old and bool(ready) and all(ready)
+
+        wait_until(f"a new {component} on {node}", 90, is_replaced)

@@ -11,14 +11,20 @@ def together(*objects: dict | str) -> str:
     return "\n---\n".join(texts)
 
 
+def namespace(name: str, label: str) -> str:
+    made = thing("v1", "Namespace", name)
+    made["metadata"]["labels"] = {label: ""}
+    return together(made)
+
+
 def claim(name: str, storage_class: str, mode: str = "ReadWriteMany", size: str = "1Gi") -> str:
     spec = {"storageClassName": storage_class, **claim_spec(mode, size)}
     return together(thing("v1", "PersistentVolumeClaim", name, spec=spec))
 
 
-def pod(name: str, image: str, claim_name: str, node: str = "") -> str:
-    """A pod that mounts a claim, on a node if one is named."""
-    spec = with_claim(sleeper(image), claim_name)
+def pod(name: str, image: str, claim_name: str, node: str = "", below: str = "") -> str:
+    """A pod that mounts a claim or a directory of it, on a node if one is named."""
+    spec = with_claim(sleeper(image), claim_name, below)
     return together(thing("v1", "Pod", name, spec={**spec, **({"nodeName": node} if node else {})}))
 
 
@@ -65,9 +71,9 @@ def sleeper(image: str, **more: object) -> dict:
             "containers": [container(image, "sleep", "infinity", **more)]}
 
 
-def with_claim(spec: dict, claim_name: str) -> dict:
-    """The pod with a claim at /data."""
-    mount = {"name": "data", "mountPath": "/data"}
+def with_claim(spec: dict, claim_name: str, below: str = "") -> dict:
+    """The pod with a claim, or a directory of it, at /data."""
+    mount = {"name": "data", "mountPath": "/data", **({"subPath": below} if below else {})}
     only = {**spec["containers"][0], "volumeMounts": [mount]}
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": claim_name}}
     return {**spec, "containers": [only], "volumes": [volume]}

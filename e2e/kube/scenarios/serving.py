@@ -23,20 +23,11 @@ class PluginKilled(Scenario):
         wait_until("the writer is done", 60,
                    lambda: self.sh(pod, "cat /data/end 2>/dev/null || true").strip() == "done")
         expect(self.sh(pod, "wc -l </data/log").strip() == "400", "every line")
-        wait_until("a new plugin", 60, lambda: self.is_new(node, plugin))
+        self.there.until_replaced("csi-node", node, plugin)
         # The new one serves the node: its pod goes and comes again.
         self.of("delete", "pod", pod, "--wait=true")
         self.of("rollout", "status", "statefulset/pods", "--timeout=90s")
         expect(self.sh(pod, "wc -l </data/log").strip() == "400", "every line after a restart")
-
-    def is_new(self, node: str, old: str) -> bool:
-        try:
-            name = self.there.pod_on("csi-node", node)
-        except Failure:
-            return False
-        pod = self.kubectl.json("--namespace", NAMESPACE, "pod", name)
-        ready = [s["ready"] for s in pod["status"].get("containerStatuses", [])]
-        return name != old and bool(ready) and all(ready)
 
 
 class MounterEnds(Scenario):

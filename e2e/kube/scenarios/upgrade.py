@@ -22,7 +22,7 @@ class Upgrade(Scenario):
 
     def next_image(self) -> str:
         """The same programs under another name, in every node."""
-        name = self.there.image.rsplit(":", 1)[0] + ":next"
+        name = self.there.image.rsplit(":", 1)[0] + f":{self.namespace}"
         for node in NODES:
             host = RunningMachine(self.there.state, node)
             host.run(*CTR, "images", "tag", "--force", self.there.image, name)
@@ -63,6 +63,7 @@ class RollingUpgrade(Upgrade):
     seconds = 420
 
     def heal(self) -> None:
+        """After a failure half-way; otherwise all stays with the new image."""
         if self.there.image != self.chart_image():
             self.there.chart()
             self.until_upgraded(self.there.demo, self.there.image)
@@ -79,6 +80,7 @@ class RollingUpgrade(Upgrade):
             self.there.chart(image)
             self.note(f"the chart is upgraded after {load.rounds}")
             self.until_upgraded(self.there.demo, image)
+            self.there.image = image
             self.note(f"all runs the new image after {load.rounds}")
             load.until_more(2)
         for pod in pods.values():

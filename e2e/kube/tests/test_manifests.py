@@ -16,6 +16,7 @@ def objects(text: str) -> list[dict]:
 class Manifests(unittest.TestCase):
     def test_every_one_is_complete(self) -> None:
         texts = [
+            manifests.namespace("one", "hither.dev/e2e"),
             manifests.claim("data", "standard"),
             manifests.pod("one", IMAGE, "data", "node-a"),
             manifests.readers(IMAGE, "data"),
