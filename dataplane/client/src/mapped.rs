@@ -67,17 +67,25 @@ impl Inner {
         }
         if fetch {
             let (inner, file) = (Arc::clone(self), Arc::clone(file));
-            tokio::spawn(async move { inner.settle_mapped_once(&file).await });
+            tokio::spawn(async move { inner.fetch_for_mapped(&file).await });
         }
         Ok(())
     }
 
-    /// One attempt; the client's tidying makes the next one.
-    pub(crate) async fn settle_mapped_once(&self, file: &File) {
-        if let Err(error) = self.settle_mapped(file).await {
-            tracing::debug!(ino = %file.ino, %error, "mapped pages wait for the lease");
+    /// Until there is nothing left, or once in vain: the client's tidying makes the next attempt.
+    pub(crate) async fn fetch_for_mapped(&self, file: &File) {
+        loop {
+            let settled = self.settle_mapped(file).await;
+            if let Err(error) = &settled {
+                tracing::debug!(ino = %file.ino, %error, "mapped pages wait for the lease");
+            }
+            // Whoever has a further page sees either this task or that it has ended.
+            let mut data = file.data.lock();
+            if settled.is_err() || data.mapped.is_empty() {
+                data.fetching = false;
+                return;
+            }
         }
-        file.data.lock().fetching = false;
     }
 
     /// Waits for the exclusive lease, if the kernel has written anything back without it.

@@ -65,7 +65,7 @@ impl Inner {
         if mapped {
             // Somebody else may keep the file for long: other files want to be looked after.
             let (inner, file) = (Arc::clone(self), Arc::clone(file));
-            tokio::spawn(async move { inner.settle_mapped_once(&file).await });
+            tokio::spawn(async move { inner.fetch_for_mapped(&file).await });
         }
         // Should this mount die, its files end where the last report says.
         if report && let Err(error) = self.report(file, false).await {
