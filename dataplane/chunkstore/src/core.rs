@@ -281,14 +281,19 @@ impl Core {
                 state.no_file = true;
                 return Ok(None);
             }
-            None => self.remake(chunk, entry)?,
+            None => self.remake(chunk, state, entry)?,
             Some(file) => {
+                if !known {
+                    // A run that ended before its sync may have left less of it than a table.
+                    let completed = file.drop_cache().and_then(|()| file.complete());
+                    completed.map_err(|e| self.io("complete a copy", &e))?;
+                }
                 let header = file.header().map_err(|e| self.io("read a header", &e))?;
                 let whole = file.has_table().map_err(|e| self.io("read a size", &e))?;
                 match header {
-                    _ if known && !whole => self.remake(chunk, entry)?,
+                    _ if !whole => self.remake(chunk, state, entry)?,
                     Some(header) if header.chunk == chunk => file,
-                    Some(_) => self.remake(chunk, entry)?,
+                    Some(_) => self.remake(chunk, state, entry)?,
                     None => {
                         if known {
                             tracing::warn!(%chunk, "header of a copy is damaged and written anew");
@@ -328,14 +333,20 @@ impl Core {
 
     /// A file that should be there is not: makes one in which every block is bad, so that each is
     /// repaired from another member.
-    fn remake(&self, chunk: ChunkId, entry: &Entry) -> Result<ChunkFile, Error> {
+    fn remake(
+        &self,
+        chunk: ChunkId,
+        state: &mut ChunkState,
+        entry: &Entry,
+    ) -> Result<ChunkFile, Error> {
         tracing::error!(%chunk, disk = self.index_number.0, "the file of a copy is missing, cut short or another's");
         let (_, dir, name) = self.place(chunk);
-        let file = ChunkFile::create(dir.as_ref(), &name, &header_of(chunk, entry))
+        let table = vec![BAD_CHECKSUM; entry.length.div_ceil(BLOCK) as usize];
+        let header = header_of(chunk, entry);
+        let file = ChunkFile::create_with_table(dir.as_ref(), &name, &header, &table)
             .map_err(|e| self.io("make a copy", &e))?;
-        let blocks = entry.length.div_ceil(BLOCK) as usize;
-        file.put_table(0, &vec![BAD_CHECKSUM; blocks])
-            .map_err(|e| self.io("write checksums", &e))?;
+        // What is repaired in it must not go with its directory entry.
+        state.unsynced_file = true;
         Ok(file)
     }
 

@@ -23,17 +23,39 @@ pub(crate) struct ChunkFile {
 impl ChunkFile {
     /// Makes the file with its header and no data. What an interrupted attempt left is replaced.
     pub(crate) fn create(dir: &dyn LogDir, name: &str, header: &Header) -> io::Result<Self> {
+        let file = Self::begin(dir, name, header)?;
+        file.complete()?;
+        Ok(file)
+    }
+
+    /// Makes the file anew with these checksums for its first blocks and no data. Stable when this
+    /// returns, but for its directory entry; before that it has no whole table.
+    pub(crate) fn create_with_table(
+        dir: &dyn LogDir,
+        name: &str,
+        header: &Header,
+        checksums: &[u32],
+    ) -> io::Result<Self> {
+        let file = Self::begin(dir, name, header)?;
+        file.put_table(0, checksums)?;
+        file.sync()?;
+        file.complete()?;
+        file.sync()?;
+        Ok(file)
+    }
+
+    fn begin(dir: &dyn LogDir, name: &str, header: &Header) -> io::Result<Self> {
         let file = match dir.create(name) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let file = dir.open(name)?;
                 file.set_len(0)?;
+                // Nothing of it is to be found below the new header after a crash.
+                file.sync_data()?;
                 file
             }
             other => other?,
         };
         file.write_at(&header.encode(), 0)?;
-        // So that one which is shorter was cut by somebody else.
-        file.set_len(DATA_OFFSET)?;
         Ok(Self { file })
     }
 
@@ -57,6 +79,15 @@ impl ChunkFile {
     /// missing of the table looks like zeros.
     pub(crate) fn has_table(&self) -> io::Result<bool> {
         Ok(self.file.size()? >= DATA_OFFSET)
+    }
+
+    /// Gives the file its whole table if a crash came between its making and that, so that one
+    /// which is found shorter once it was synced was cut by somebody else.
+    pub(crate) fn complete(&self) -> io::Result<()> {
+        if self.has_table()? {
+            return Ok(());
+        }
+        self.file.set_len(DATA_OFFSET)
     }
 
     /// Writes the header anew.

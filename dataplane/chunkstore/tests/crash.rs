@@ -547,6 +547,88 @@ fn a_copy_that_was_settled_keeps_its_file() {
     }
 }
 
+/// A loss of power leaves of a new file its start, or nothing. Nothing of the copy was acknowledged
+/// as stable: it is what is left, now and later, and not damaged.
+#[test]
+fn a_new_file_that_a_loss_of_power_cut_short_is_no_damage() {
+    let path = "chunks/04/0000000000000004";
+    let mut short = 0;
+    for seed in 0..60 {
+        let memory = CrashDisk::new();
+        let (store, disk) = open_with(&memory, &options()).unwrap();
+        disk.write_wait(write(4, 1, 0, pattern(4, 1, 0, 80_000)))
+            .unwrap();
+        let memory = memory.power_loss(seed);
+        drop((store, disk));
+        let left = memory.content(path);
+        short += usize::from(left.is_ok_and(|bytes| bytes.len() < 128 << 10));
+        let (store, disk) = open_with(&memory, &options()).unwrap();
+        let found = content(&disk, 4).unwrap();
+        store.close().unwrap();
+        let memory = memory.power_loss(seed);
+        drop((store, disk));
+        let (_store, disk) = open_with(&memory, &options()).unwrap();
+        let again = content(&disk, 4).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        assert!(again == found, "seed {seed}: other bytes");
+    }
+    assert!(short > 5, "{short}");
+}
+
+/// A file that was cut short by somebody else is made anew with bad blocks: a loss of power at any
+/// step of that leaves no zeros, and none after it takes what was repaired.
+#[test]
+fn a_file_that_is_made_anew_survives_a_loss_of_power() {
+    let bytes = pattern(4, 1, 0, 80_000);
+    let memory = CrashDisk::new();
+    let (store, disk) = open_with(&memory, &options()).unwrap();
+    disk.write_wait(write(4, 1, 0, bytes.clone())).unwrap();
+    store.close().unwrap();
+    drop((store, disk));
+    let name = "0000000000000004";
+    let before = memory.process_death();
+    for way in ["short", "missing"] {
+        let memory = before.process_death();
+        let dir = memory
+            .root()
+            .subdir("chunks")
+            .unwrap()
+            .subdir("04")
+            .unwrap();
+        match way {
+            "short" => {
+                let file = dir.open(name).unwrap();
+                file.set_len(5000).unwrap();
+                file.sync_data().unwrap();
+            }
+            _ => {
+                dir.remove(name).unwrap();
+                dir.sync_dir().unwrap();
+            }
+        }
+        for stop in 1..30 {
+            for seed in 0..8 {
+                let what = format!("{way}, stop {stop}, seed {seed}");
+                let memory = memory.process_death();
+                let (store, disk) = open_with(&memory, &options()).unwrap();
+                memory.stop_at(memory.steps() + stop);
+                drop(content(&disk, 4));
+                // A member that has the bytes repairs it.
+                let repaired = disk
+                    .write_wait(synced(write(4, 2, 0, bytes.clone())))
+                    .is_ok();
+                let after = memory.power_loss(seed);
+                drop((store, disk));
+                let (_store, disk) = open_with(&after, &options()).unwrap();
+                match content(&disk, 4) {
+                    Ok(found) => assert!(found == bytes, "{what}: other bytes"),
+                    Err(Error::BadBlock { .. }) if !repaired => {}
+                    Err(error) => panic!("{what}: {error}"),
+                }
+            }
+        }
+    }
+}
+
 /// Runs; each has other operations and looks at other steps.
 const SEEDS: u64 = 3;
 const OPERATIONS: u64 = 40;

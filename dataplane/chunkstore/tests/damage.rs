@@ -134,7 +134,7 @@ fn a_damaged_index_is_named_or_was_not_in_use() {
 fn a_header_of_the_index_with_any_flipped_bit_is_named_or_was_not_needed() {
     for closed in [true, false] {
         let (whole, state) = filled(closed);
-        for at in (usize::from(closed)..320).step_by(2) {
+        for at in (usize::from(closed)..320).step_by(3) {
             let memory = whole.process_death();
             memory
                 .damage("index", |bytes| bytes[at] ^= 1 << (at % 8))
@@ -158,6 +158,16 @@ fn an_index_that_ends_early_is_named() {
         drop(file);
         let what = format!("ends at {end}");
         refused_for(look(&memory, &state, &what), "index", &what);
+    }
+}
+
+/// All ways for a page at the start of a file and for one that is in use, for others one in turn:
+/// each way takes much time.
+fn ways(page: usize, in_use: bool) -> std::ops::Range<usize> {
+    if page < 2 || in_use {
+        0..WAYS
+    } else {
+        page % WAYS..page % WAYS + 1
     }
 }
 
@@ -203,7 +213,7 @@ fn a_damaged_log_is_named_or_was_not_in_use() {
         let size = whole.content(&path).unwrap().len();
         for page in 0..size.div_ceil(PAGE) {
             let range = page * PAGE..(page * PAGE + PAGE).min(size);
-            for way in 0..WAYS {
+            for way in ways(page, false) {
                 let memory = whole.process_death();
                 let mut name = "";
                 memory
@@ -237,10 +247,12 @@ fn damage_to_files_of_copies_is_named_block_by_block() {
     for chunk in [7u64, 30, 41] {
         let (dir, name) = (format!("{:02x}", chunk & 0xff), format!("{chunk:016x}"));
         let path = format!("chunks/{dir}/{name}");
-        let size = whole.content(&path).unwrap().len();
+        let content = whole.content(&path).unwrap();
+        let size = content.len();
         for page in 0..size.div_ceil(PAGE) {
             let range = page * PAGE..(page * PAGE + PAGE).min(size);
-            for way in 0..WAYS {
+            let in_use = content[range.clone()].iter().any(|byte| *byte != 0);
+            for way in ways(page, in_use) {
                 let memory = whole.process_death();
                 let mut name = "";
                 memory
