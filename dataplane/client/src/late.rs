@@ -14,6 +14,8 @@ pub(crate) struct Wait {
     age: Duration,
     /// Time since it was sent, or since anything came from the server after that.
     silence: Duration,
+    /// The same by the clock, whether this process was awake or not.
+    clock: Duration,
     /// Bytes that had come from the server at the last look.
     heard: u64,
 }
@@ -48,6 +50,11 @@ impl Wait {
 
     /// How long to wait before looking again; `None`: the server is late.
     pub(crate) fn next(&self, patience: Patience) -> Option<Duration> {
+        // More than SILENT: what a sleep counts at most is less than half of it, so three looks at
+        // least have found nothing.
+        if self.clock >= CLOCK_MAX && self.silence > SILENT {
+            return None;
+        }
         let left = patience
             .age
             .saturating_sub(self.age)
@@ -57,6 +64,7 @@ impl Wait {
 
     /// Time went by, at most as much as was to be waited, unless this process was not awake.
     pub(crate) fn pass(&mut self, time: Duration, heard: u64) {
+        self.clock += time;
         let asleep = time.min(ASLEEP_MAX) / ASLEEP_SHARE;
         let time = time.min(SLICE + SLACK).max(asleep);
         self.age += time;
@@ -64,6 +72,7 @@ impl Wait {
         if heard != self.heard {
             self.heard = heard;
             self.silence = Duration::ZERO;
+            self.clock = Duration::ZERO;
         }
     }
 
@@ -86,6 +95,8 @@ const SLACK: Duration = Duration::from_millis(5);
 /// overloaded machine wait for a server that is gone longer than others, and not forever.
 const ASLEEP_SHARE: u32 = 3;
 const ASLEEP_MAX: Duration = Duration::from_millis(150);
+/// A silence as long as this by the clock is enough.
+const CLOCK_MAX: Duration = Duration::from_secs(1);
 /// Silence after which a server may be gone.
 pub(crate) const SILENT: Duration = Duration::from_millis(100);
 
@@ -149,6 +160,28 @@ mod tests {
         stopped.pass(ms(60_000), 7);
         assert!(!stopped.is_silent(7));
         assert!(stopped.next(FAR).is_some());
+    }
+
+    #[test]
+    fn a_second_by_the_clock_is_enough_if_three_looks_have_found_nothing() {
+        let spent = Patience {
+            age: ms(800),
+            silence: ms(400),
+        };
+        for over in [40, 150, 300, 480, 980] {
+            let late = late_after(spent, ms(over), |_| 7);
+            let most = ms((1000 + 20 + over).max(3 * (20 + over)));
+            assert!(late <= most, "{over}: {late:?}");
+        }
+        let mut wait = Wait::begin(7);
+        wait.pass(ms(5000), 7);
+        wait.pass(ms(5000), 7);
+        assert!(wait.next(spent).is_some(), "two looks");
+        wait.pass(ms(20), 7);
+        assert_eq!(wait.next(spent), None);
+        assert!(wait.is_silent(7));
+        wait.pass(ms(20), 8);
+        assert!(wait.next(spent).is_some(), "it speaks");
     }
 
     #[test]

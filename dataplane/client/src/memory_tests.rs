@@ -150,6 +150,19 @@ fn a_spent_budget_delays_and_does_not_block() {
     );
 }
 
+/// The same where the reader is woken late each time: the clock counts as well.
+#[test]
+fn a_spent_budget_and_an_overloaded_machine_together_delay_by_a_second() {
+    for over in [40, 80, 150, 300] {
+        let mut reader = Reader::default();
+        for _ in 0..10 {
+            reader.near.hedged(true);
+        }
+        let waited = reader.read(None, ms(over));
+        assert!(waited <= ms(1000 + 20 + over), "{over}: {waited:?}");
+    }
+}
+
 /// A pause of half a second, over and over: each time it is left at once, and soon.
 #[test]
 fn what_a_long_silence_sends_elsewhere_is_not_counted() {
