@@ -106,6 +106,8 @@ struct Race<'a> {
     tries: FuturesUnordered<BoxFuture<'static, Answered>>,
     /// How many have been asked.
     asked: usize,
+    /// The last of them has failed.
+    failed: bool,
     /// How long the last of them has been.
     wait: Wait,
     /// The one that was late first, and how long it has been asked.
@@ -121,16 +123,21 @@ impl<'a> Race<'a> {
             list,
             tries: FuturesUnordered::new(),
             asked: 0,
+            failed: false,
             wait: Wait::default(),
             late: None,
             looked: Instant::now(),
         }
     }
 
-    /// The next answer. One more server is asked when nobody is, and whenever the last one is late.
+    /// The next answer. One more server is asked when nobody is, and whenever the last one is late
+    /// or has failed.
     async fn answer(&mut self) -> Option<Answered> {
         loop {
-            if self.tries.is_empty() && !self.ask_next() {
+            if self.tries.is_empty() || self.failed {
+                self.ask_next();
+            }
+            if self.tries.is_empty() {
                 return None;
             }
             let Some(patience) = self.patience() else {
@@ -153,14 +160,15 @@ impl<'a> Race<'a> {
         if let Some((at, Err(_))) = &answered {
             // Who has failed is not late.
             self.late = self.late.filter(|(late, _)| late != at);
+            self.failed |= at + 1 == self.asked;
         }
         answered
     }
 
-    fn ask_next(&mut self) -> bool {
+    fn ask_next(&mut self) {
         self.look();
         let Some(next) = self.list.get(self.asked) else {
-            return false;
+            return;
         };
         self.wait = Wait::begin(self.servers.heard(next));
         let asked = ask(
@@ -171,7 +179,7 @@ impl<'a> Race<'a> {
         );
         self.tries.push(asked.boxed());
         self.asked += 1;
-        true
+        self.failed = false;
     }
 
     /// Time has passed.
