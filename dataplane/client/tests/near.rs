@@ -10,7 +10,7 @@ use hither_proto::common::Failure;
 use hither_proto::kind::Kind;
 use hither_proto::status::Status;
 
-use support::{Cluster, FILE, soon};
+use support::{Cluster, FILE, FRAME, soon};
 
 /// A file that is on so many servers, and a client in the zone of the first.
 async fn cluster(servers: usize) -> (Cluster, Arc<OpenFile>) {
@@ -93,6 +93,41 @@ async fn order(cluster: &Cluster) -> Vec<(u64, u32)> {
     servers.map(|s| (s.server, s.in_flight)).collect()
 }
 
+/// The connection stays busy with writes: the server is not silent, one of its disks hangs.
+#[tokio::test]
+async fn a_disk_that_hangs_is_asked_last_while_its_server_writes() {
+    let (cluster, open) = cluster(2).await;
+    let busy = |report: &LocalityReport| report.detours.get(&Detour::Busy).map_or(0, |t| t.reads);
+    cluster.chunks.hold_at(1, Kind::CHUNK_READ);
+    let writes = async {
+        loop {
+            let bytes = vec![8; 4096].into();
+            let client = &cluster.client;
+            client.write(&open, FRAME as u64, bytes).await.unwrap();
+            client.fsync(&open).await.unwrap();
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let reads_on = soon("the disk is asked last", async {
+        while busy(&cluster.client.locality()) == 0 {
+            read(&cluster, &open).await;
+        }
+    });
+    tokio::select! {
+        () = writes => {}
+        () = reads_on => {}
+    }
+    let report = cluster.client.locality();
+    assert_eq!((report.suspicions, reads(&report, 1)), (0, 1), "{report:?}");
+    cluster.chunks.release();
+    soon("the disk is read from again", async {
+        while reads(&cluster.client.locality(), 1) == 1 {
+            read(&cluster, &open).await;
+        }
+    })
+    .await;
+}
+
 /// The second is asked since the first is late, and refuses: the third is not kept waiting.
 #[tokio::test]
 async fn after_a_failure_the_next_is_asked_at_once() {
@@ -105,4 +140,17 @@ async fn after_a_failure_the_next_is_asked_at_once() {
     read(&cluster, &open).await;
     let report = cluster.client.locality();
     assert_eq!((report.spills, report.hedges), (1, 1), "{report:?}");
+}
+
+/// Only the first that was late is waited for; others are farther, and nobody wants their answer.
+#[tokio::test]
+async fn what_nobody_waits_for_is_cancelled() {
+    let (cluster, open) = cluster(3).await;
+    let second = order(&cluster).await[1].0;
+    cluster.chunks.hold_at(1, Kind::CHUNK_READ);
+    cluster.chunks.hold_at(second, Kind::CHUNK_READ);
+    read(&cluster, &open).await;
+    let in_flight = order(&cluster).await;
+    let of = |server| in_flight.iter().find(|(id, _)| *id == server).unwrap().1;
+    assert_eq!((of(1), of(second)), (1, 0), "{in_flight:?}");
 }
