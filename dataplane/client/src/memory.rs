@@ -121,7 +121,7 @@ impl Memory {
     /// A read was answered by another; this one would have taken longer than that.
     pub(crate) fn overtaken(&mut self, disk: u32, after: Duration, now: Instant) {
         self.latency.see(after);
-        if self.hanging.contains_key(&disk) {
+        if after >= SILENT && self.hanging.contains_key(&disk) {
             self.hangs(disk, now);
         }
     }
