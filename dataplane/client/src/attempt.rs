@@ -1,6 +1,8 @@
 //! One attempt at a read: all copies in the order of preference, late ones overtaken.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,7 +20,7 @@ use tokio::time::Instant;
 use crate::client::Inner;
 use crate::counters::locality_of;
 use crate::detour::{Detour, Place, detour};
-use crate::late::{Patience, Wait};
+use crate::late::{Patience, SILENT, Wait};
 use crate::servers::{Candidate, Servers};
 
 impl Inner {
@@ -97,15 +99,32 @@ impl Inner {
 /// What a server said, by its place in the list.
 type Answered = (usize, Result<Bytes, TryFailed>);
 
+/// A question to the server at this place of the list.
+struct Try {
+    at: usize,
+    answer: BoxFuture<'static, Result<Bytes, TryFailed>>,
+}
+
+impl Future for Try {
+    type Output = Answered;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answered> {
+        let at = self.at;
+        self.answer.as_mut().poll(context).map(|said| (at, said))
+    }
+}
+
 /// The servers of one attempt, some of which have been asked.
 struct Race<'a> {
     servers: &'a Arc<Servers>,
     request: &'a Read,
     list: Vec<Candidate>,
     /// Asked, and no answer yet.
-    tries: FuturesUnordered<BoxFuture<'static, Answered>>,
+    tries: FuturesUnordered<Try>,
     /// How many have been asked.
     asked: usize,
+    /// The last of them has failed.
+    failed: bool,
     /// How long the last of them has been.
     wait: Wait,
     /// The one that was late first, and how long it has been asked.
@@ -121,16 +140,21 @@ impl<'a> Race<'a> {
             list,
             tries: FuturesUnordered::new(),
             asked: 0,
+            failed: false,
             wait: Wait::default(),
             late: None,
             looked: Instant::now(),
         }
     }
 
-    /// The next answer. One more server is asked when nobody is, and whenever the last one is late.
+    /// The next answer. One more server is asked when nobody is, and whenever the last one is late
+    /// or has failed.
     async fn answer(&mut self) -> Option<Answered> {
         loop {
-            if self.tries.is_empty() && !self.ask_next() {
+            if self.tries.is_empty() || self.failed {
+                self.ask_next();
+            }
+            if self.tries.is_empty() {
                 return None;
             }
             let Some(patience) = self.patience() else {
@@ -153,25 +177,24 @@ impl<'a> Race<'a> {
         if let Some((at, Err(_))) = &answered {
             // Who has failed is not late.
             self.late = self.late.filter(|(late, _)| late != at);
+            self.failed |= at + 1 == self.asked;
         }
         answered
     }
 
-    fn ask_next(&mut self) -> bool {
+    fn ask_next(&mut self) {
         self.look();
         let Some(next) = self.list.get(self.asked) else {
-            return false;
+            return;
         };
         self.wait = Wait::begin(self.servers.heard(next));
-        let asked = ask(
-            Arc::clone(self.servers),
-            next.clone(),
-            self.request.clone(),
-            self.asked,
-        );
-        self.tries.push(asked.boxed());
+        let asked = ask(Arc::clone(self.servers), next.clone(), self.request.clone());
+        self.tries.push(Try {
+            at: self.asked,
+            answer: asked.boxed(),
+        });
         self.asked += 1;
-        true
+        self.failed = false;
     }
 
     /// Time has passed.
@@ -211,36 +234,56 @@ impl<'a> Race<'a> {
     }
 
     /// Whether the answer of the server at `at` has overtaken a late one, which is noted. A server
-    /// from which nothing at all has come is asked last until something does, and what it was asked
-    /// stays asked for a while: its answer is the sign of life.
+    /// from which nothing at all has come is asked last until something does. What it was asked stays
+    /// asked for a while, unless it was but a moment late: its answer is the sign of life, of the
+    /// server and of its disk.
     fn overtakes(&mut self, at: usize) -> bool {
-        let Some((slow, wait)) = self.late.filter(|(late, _)| at > *late) else {
+        let Some((slow_at, wait)) = self.late.filter(|(late, _)| at > *late) else {
             return false;
         };
-        let Some(slow) = self.list.get(slow).cloned() else {
+        let Some(slow) = self.list.get(slow_at).cloned() else {
             return false;
         };
         let heard = self.servers.heard(&slow);
-        if wait.is_silent(heard) {
+        let silent = wait.is_silent(heard);
+        if silent {
             self.servers.silent(slow.id);
-            let servers = Arc::clone(self.servers);
-            let mut tries = std::mem::take(&mut self.tries);
-            tokio::spawn(async move {
-                let rest = async { while tries.next().await.is_some() {} };
-                if tokio::time::timeout(LINGER, rest).await.is_err() {
-                    tracing::debug!(slow = %slow.id, "a late read is given up");
-                }
-                servers.settle(&slow, heard);
-            });
         } else {
-            self.servers.overtaken(slow.id, wait.age());
+            self.servers.overtaken(&slow, wait.age());
+        }
+        // All others are cancelled: their answers would cross zones for nothing.
+        let mut tries = std::mem::take(&mut self.tries).into_iter();
+        if wait.age() >= SILENT
+            && let Some(late) = tries.find(|asked| asked.at == slow_at)
+        {
+            tokio::spawn(linger(
+                Arc::clone(self.servers),
+                slow,
+                late,
+                silent.then_some(heard),
+            ));
         }
         true
     }
 }
 
+/// Waits for the answer to a read that was overtaken, and decides about the server: `silent` is how
+/// many bytes had come from it if it said nothing at all.
+async fn linger(servers: Arc<Servers>, slow: Candidate, late: Try, silent: Option<u64>) {
+    let answered = tokio::time::timeout(LINGER, late).await.is_ok();
+    if let Some(heard) = silent {
+        servers.settle(&slow, heard);
+    }
+    if !answered {
+        tracing::debug!(slow = %slow.id, disk = slow.disk, "a late read is given up");
+        if !servers.is_suspect(slow.id) {
+            servers.hangs(&slow);
+        }
+    }
+}
+
 /// Asks one server.
-async fn ask(servers: Arc<Servers>, server: Candidate, request: Read, at: usize) -> Answered {
+async fn ask(servers: Arc<Servers>, server: Candidate, request: Read) -> Result<Bytes, TryFailed> {
     let begun = Instant::now();
     let _in_flight = servers.begin(server.id);
     let sent = servers
@@ -253,7 +296,7 @@ async fn ask(servers: Arc<Servers>, server: Candidate, request: Read, at: usize)
             TRY_TIMEOUT,
         )
         .await;
-    (at, check_read(&servers, &server, &request, begun, sent))
+    check_read(&servers, &server, &request, begun, sent)
 }
 
 fn check_read(
@@ -274,7 +317,7 @@ fn check_read(
                 servers.suspect(server.id, &server.address);
                 return Err(TryFailed::Other);
             }
-            servers.answered(server.id, begun.elapsed());
+            servers.answered(server, begun.elapsed());
             Ok(bytes.clone())
         }
         Err(NetError::Refused {

@@ -54,6 +54,7 @@ mod tests {
             .map(|id| Candidate {
                 id: ChunkserverId(*id),
                 address: id.to_string(),
+                disk: 0,
                 place: Place {
                     farness: (0, 0),
                     last: None,

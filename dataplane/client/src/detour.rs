@@ -10,7 +10,8 @@ pub enum Detour {
     OutOfSync,
     /// The nearest server had failed, and not answered since.
     Suspect,
-    /// The nearest server had said that it is busy, or starts or stops.
+    /// The nearest server had said that it is busy, or starts or stops, or its disk had left a read
+    /// unanswered.
     Busy,
     /// The nearest server had been overtaken while it said nothing, and had said nothing since.
     Quiet,

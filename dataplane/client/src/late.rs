@@ -14,6 +14,8 @@ pub(crate) struct Wait {
     age: Duration,
     /// Time since it was sent, or since anything came from the server after that.
     silence: Duration,
+    /// Time since it was sent by the clock, whether this process was awake or not.
+    clock: Duration,
     /// Bytes that had come from the server at the last look.
     heard: u64,
 }
@@ -48,6 +50,10 @@ impl Wait {
 
     /// How long to wait before looking again; `None`: the server is late.
     pub(crate) fn next(&self, patience: Patience) -> Option<Duration> {
+        // A sleep counts half of SILENT at most: three looks at least have found no answer.
+        if self.clock >= CLOCK_MAX && self.age > SILENT {
+            return None;
+        }
         let left = patience
             .age
             .saturating_sub(self.age)
@@ -57,6 +63,7 @@ impl Wait {
 
     /// Time went by, at most as much as was to be waited, unless this process was not awake.
     pub(crate) fn pass(&mut self, time: Duration, heard: u64) {
+        self.clock += time;
         let asleep = time.min(ASLEEP_MAX) / ASLEEP_SHARE;
         let time = time.min(SLICE + SLACK).max(asleep);
         self.age += time;
@@ -86,6 +93,8 @@ const SLACK: Duration = Duration::from_millis(5);
 /// overloaded machine wait for a server that is gone longer than others, and not forever.
 const ASLEEP_SHARE: u32 = 3;
 const ASLEEP_MAX: Duration = Duration::from_millis(150);
+/// So long by the clock without the answer is enough.
+const CLOCK_MAX: Duration = Duration::from_millis(800);
 /// Silence after which a server may be gone.
 pub(crate) const SILENT: Duration = Duration::from_millis(100);
 
@@ -111,7 +120,7 @@ mod tests {
     }
 
     const FAR: Patience = Patience {
-        age: ms(2000),
+        age: ms(500),
         silence: ms(100),
     };
 
@@ -129,11 +138,7 @@ mod tests {
     #[test]
     fn a_server_that_sends_other_things_is_not_silent() {
         let streams = |now: Duration| u64::try_from(now.as_millis() / 50).unwrap();
-        assert_eq!(
-            late_after(FAR, ms(0), streams),
-            ms(2000),
-            "late by age only"
-        );
+        assert_eq!(late_after(FAR, ms(0), streams), ms(500), "late by age only");
         let stops = |now: Duration| streams(now.min(ms(300)));
         let late = late_after(FAR, ms(0), stops);
         assert!(late >= ms(400) && late <= ms(420), "{late:?}");
@@ -149,6 +154,29 @@ mod tests {
         stopped.pass(ms(60_000), 7);
         assert!(!stopped.is_silent(7));
         assert!(stopped.next(FAR).is_some());
+    }
+
+    #[test]
+    fn some_time_by_the_clock_is_enough_if_three_looks_have_found_nothing() {
+        let spent = Patience {
+            age: ms(2000),
+            silence: ms(400),
+        };
+        for over in [40, 150, 300, 480, 980] {
+            let most = ms((800 + 20 + over).max(3 * (20 + over)));
+            let late = late_after(spent, ms(over), |_| 7);
+            assert!(late <= most, "{over}: {late:?}");
+            let streams = |now: Duration| u64::try_from(now.as_millis() / 50).unwrap();
+            let late = late_after(spent, ms(over), streams);
+            assert!(late <= most, "with other things, {over}: {late:?}");
+        }
+        let mut wait = Wait::begin(7);
+        wait.pass(ms(5000), 7);
+        wait.pass(ms(5000), 7);
+        assert!(wait.next(spent).is_some(), "two looks");
+        wait.pass(ms(20), 7);
+        assert_eq!(wait.next(spent), None);
+        assert!(wait.is_silent(7));
     }
 
     #[test]

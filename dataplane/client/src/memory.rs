@@ -1,5 +1,6 @@
 //! What a mount remembers of one chunkserver, and what follows from it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -17,6 +18,9 @@ pub(crate) struct Memory {
     quiet: Option<Quiet>,
     /// It cannot serve until then.
     busy_until: Option<Instant>,
+    /// Disks that have answered nothing since they left a read unanswered, and until when they are
+    /// asked last.
+    hanging: BTreeMap<u32, Instant>,
     latency: Latency,
     /// Of late, for the budgets: reads it answered, reads for which an equally near server was
     /// asked as well, and reads that went farther since it was slow.
@@ -63,15 +67,24 @@ impl Latency {
 }
 
 impl Memory {
-    /// Why it is asked last, if it is. Writes need every copy: silence puts it last for reads only.
-    pub(crate) fn last(&self, now: Instant, read: bool) -> Option<Detour> {
+    /// Why it is asked last for a read from this disk, `None`: for a write, if it is. Writes need
+    /// every copy: silence, and a disk that hangs, put it last for reads only.
+    pub(crate) fn last(&self, now: Instant, disk: Option<u32>) -> Option<Detour> {
+        let after = |until: &Instant| *until > now;
         if self.suspect {
-            Some(Detour::Suspect)
-        } else if self.busy_until.is_some_and(|until| until > now) {
-            Some(Detour::Busy)
-        } else {
-            (read && self.quiet.is_some()).then_some(Detour::Quiet)
+            return Some(Detour::Suspect);
         }
+        if self.busy_until.as_ref().is_some_and(after) {
+            return Some(Detour::Busy);
+        }
+        let disk = disk?;
+        if self.quiet.is_some() {
+            return Some(Detour::Quiet);
+        }
+        self.hanging
+            .get(&disk)
+            .is_some_and(after)
+            .then_some(Detour::Busy)
     }
 
     pub(crate) fn is_suspect(&self) -> bool {
@@ -82,8 +95,9 @@ impl Memory {
         self.quiet.is_some()
     }
 
-    /// It answered a read.
-    pub(crate) fn answered(&mut self, took: Duration, now: Instant) {
+    /// It answered a read from a disk.
+    pub(crate) fn answered(&mut self, disk: u32, took: Duration, now: Instant) {
+        self.hanging.remove(&disk);
         self.latency.see(took);
         self.speaks(now);
         self.reads += 1;
@@ -105,8 +119,16 @@ impl Memory {
     }
 
     /// A read was answered by another; this one would have taken longer than that.
-    pub(crate) fn overtaken(&mut self, after: Duration) {
+    pub(crate) fn overtaken(&mut self, disk: u32, after: Duration, now: Instant) {
         self.latency.see(after);
+        if after >= SILENT && self.hanging.contains_key(&disk) {
+            self.hangs(disk, now);
+        }
+    }
+
+    /// It leaves a read from a disk unanswered.
+    pub(crate) fn hangs(&mut self, disk: u32, now: Instant) {
+        self.hanging.insert(disk, now + HANGING);
     }
 
     /// Another answered while it said nothing at all.
@@ -183,13 +205,15 @@ pub(crate) const OVERTAKE: Duration = Duration::from_millis(300);
 /// How much slower than of late a server has to be before a farther one is asked.
 const FAR_TIMES: u32 = 4;
 /// The longest that takes: of one answer, of silence, and of silence once the budget is spent.
-pub(crate) const FAR_AGE_MAX: Duration = Duration::from_secs(2);
+pub(crate) const FAR_AGE_MAX: Duration = Duration::from_millis(800);
 const FAR_SILENCE_MAX: Duration = Duration::from_millis(200);
 const FAR_SILENCE_SPENT: Duration = Duration::from_millis(400);
 /// A silence as long as this was no delay: what went elsewhere meanwhile went there rightly.
 const AWAY: Duration = Duration::from_millis(300);
 /// Time an overloaded server loses its place for.
 const BUSY: Duration = Duration::from_secs(1);
+/// Time after which a disk that hangs is asked again.
+const HANGING: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 #[path = "memory_tests.rs"]

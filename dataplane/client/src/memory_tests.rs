@@ -37,10 +37,10 @@ impl Reader {
         self.reads += 1;
         let begun = self.now;
         if let Some(due) = self.due.take_if(|due| *due <= begun) {
-            self.near.answered(ms(500), due);
+            self.near.answered(DISK, ms(500), due);
         }
         let mut wait = Wait::begin(0);
-        let quiet = self.near.last(self.now, true).is_some();
+        let quiet = self.near.last(self.now, Some(DISK)).is_some();
         if quiet {
             self.near.strayed();
         }
@@ -49,7 +49,7 @@ impl Reader {
             self.now += pause + over;
             if let Some(at) = answered.filter(|at| *at <= self.now) {
                 self.now = at;
-                self.near.answered(at - begun, at);
+                self.near.answered(DISK, at - begun, at);
                 return at - begun;
             }
             wait.pass(pause + over, 0);
@@ -72,6 +72,9 @@ impl Reader {
 
 /// How long the far server takes.
 const FAR_TAKES: Duration = ms(10);
+/// Where everything is, and another disk of the same server.
+const DISK: u32 = 1;
+const OTHER_DISK: u32 = 2;
 
 #[test]
 fn a_server_that_is_gone_is_given_up_soon_and_once() {
@@ -84,9 +87,9 @@ fn a_server_that_is_gone_is_given_up_soon_and_once() {
     assert_eq!(reader.read(None, ms(0)), ms(0), "nobody waits for it again");
     assert!(reader.near.fails(), "and it says nothing for good");
     assert!(!reader.near.fails(), "which is news only once");
-    assert_eq!(reader.near.last(reader.now, false), Some(Detour::Suspect));
-    reader.near.answered(ms(3), reader.now);
-    assert_eq!(reader.near.last(reader.now, true), None, "one answer");
+    assert_eq!(reader.near.last(reader.now, None), Some(Detour::Suspect));
+    reader.near.answered(DISK, ms(3), reader.now);
+    assert_eq!(reader.near.last(reader.now, Some(DISK)), None, "one answer");
 }
 
 #[test]
@@ -142,12 +145,72 @@ fn a_spent_budget_delays_and_does_not_block() {
     }
     assert_eq!(reader.read(None, ms(0)), ms(400));
     reader.near.fails();
-    reader.near.answered(ms(3), reader.now);
+    reader.near.answered(DISK, ms(3), reader.now);
     assert_eq!(
         reader.read(None, ms(0)),
         ms(100),
         "what a failure sent elsewhere is not counted"
     );
+}
+
+/// The same where the reader is woken late each time: the clock counts as well.
+#[test]
+fn a_spent_budget_and_an_overloaded_machine_together_delay_by_less_than_a_second() {
+    for over in [40, 80, 150, 300] {
+        let mut reader = Reader::default();
+        for _ in 0..10 {
+            reader.near.hedged(true);
+        }
+        let waited = reader.read(None, ms(over));
+        assert!(waited <= ms(800 + 20 + over), "{over}: {waited:?}");
+    }
+}
+
+/// A disk of the near server hangs, the others answer, so that the server is never silent: reads
+/// from the disk are few, and none waits for a second.
+#[test]
+fn a_disk_that_hangs_is_left_and_the_others_are_not() {
+    let mut near = Memory::default();
+    let mut now = Instant::now();
+    let (mut asked, mut waited) = (0, ms(0));
+    for n in 0..6000 {
+        near.answered(OTHER_DISK, ms(3), now);
+        assert_eq!(near.last(now, Some(OTHER_DISK)), None);
+        if n % 10 == 0 && near.last(now, Some(DISK)).is_none() {
+            let age = near.patience(true).age;
+            assert!(age < ms(1000), "{age:?}");
+            near.hedged(true);
+            near.overtaken(DISK, age, now + age);
+            if asked == 0 {
+                near.hangs(DISK, now + age);
+            }
+            (asked, waited, now) = (asked + 1, waited + age, now + age);
+        }
+        now += ms(10);
+    }
+    assert!((2..=20).contains(&asked), "{asked} in a minute");
+    near.answered(DISK, ms(3), now);
+    near.overtaken(DISK, ms(300), now);
+    assert_eq!(near.last(now, Some(DISK)), None, "it only was slow");
+    near.hangs(DISK, now);
+    assert_eq!(near.last(now, Some(DISK)), Some(Detour::Busy));
+    assert_eq!(near.last(now, None), None, "writes need every copy");
+}
+
+/// The age of a read is never waited for as long as a second, whatever the server was like.
+#[test]
+fn a_server_that_sends_other_things_is_overtaken_within_a_second() {
+    for slow in [ms(1), ms(500), ms(5000)] {
+        let mut memory = Memory::default();
+        for _ in 0..200 {
+            memory.answered(DISK, slow, Instant::now());
+        }
+        assert!(memory.patience(true).age < ms(1000), "{slow:?}");
+        for _ in 0..50 {
+            memory.hedged(true);
+        }
+        assert!(memory.patience(true).age < ms(1000), "spent, {slow:?}");
+    }
 }
 
 /// A pause of half a second, over and over: each time it is left at once, and soon.
@@ -170,11 +233,11 @@ fn what_a_long_silence_sends_elsewhere_is_not_counted() {
 fn a_silent_server_keeps_its_place_in_chains() {
     let (mut memory, now) = (Memory::default(), Instant::now());
     memory.silent(now);
-    assert_eq!(memory.last(now, true), Some(Detour::Quiet));
-    assert_eq!(memory.last(now, false), None);
+    assert_eq!(memory.last(now, Some(DISK)), Some(Detour::Quiet));
+    assert_eq!(memory.last(now, None), None);
     memory.busy(now);
-    assert_eq!(memory.last(now, false), Some(Detour::Busy));
-    assert_eq!(memory.last(now + BUSY * 2, false), None);
+    assert_eq!(memory.last(now, None), Some(Detour::Busy));
+    assert_eq!(memory.last(now + BUSY * 2, None), None);
 }
 
 #[test]
@@ -182,7 +245,7 @@ fn a_server_as_near_is_asked_for_a_share_of_the_reads() {
     let mut memory = Memory::default();
     assert_eq!(memory.patience(false), Patience::of(OVERTAKE), "unknown");
     for _ in 0..200 {
-        memory.answered(ms(4), Instant::now());
+        memory.answered(DISK, ms(4), Instant::now());
     }
     assert!(memory.patience(false).age < ms(10));
     for _ in 0..11 {

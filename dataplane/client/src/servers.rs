@@ -44,6 +44,8 @@ pub(crate) struct Servers {
 pub(crate) struct Candidate {
     pub(crate) id: ChunkserverId,
     pub(crate) address: String,
+    /// Of its disks the one that has the group.
+    pub(crate) disk: u32,
     pub(crate) place: Place,
     /// It is being filled: it stands behind all that are in-sync.
     pub(crate) filling: bool,
@@ -106,8 +108,8 @@ impl Servers {
     /// In-sync members in the order this mount reads from them.
     pub(crate) fn read_list(&self, map: &ClusterView, group: GroupId) -> Vec<Candidate> {
         let received = self.received(map, map.in_sync(group).collect());
-        let order = self.order(map, &received, true);
-        self.candidates(map, &received, &order)
+        let order = self.order(map, group, &received, true);
+        self.candidates(map, group, &received, &order)
     }
 
     /// How far the nearest member is that lacks something.
@@ -115,7 +117,7 @@ impl Servers {
         [MemberState::Filling, MemberState::Lagging]
             .into_iter()
             .flat_map(|state| map.members_in(group, state))
-            .filter_map(|id| Some(self.candidate(map, id)?.place.farness))
+            .filter_map(|id| Some(self.candidate(map, group, id)?.place.farness))
             .min()
     }
 
@@ -123,10 +125,10 @@ impl Servers {
     /// failed a moment ago.
     pub(crate) fn chain(&self, map: &ClusterView, group: GroupId) -> Vec<Candidate> {
         let received = self.received(map, map.in_sync(group).collect());
-        let order = self.order(map, &received, false);
-        let mut chain = self.candidates(map, &received, &order);
+        let order = self.order(map, group, &received, false);
+        let mut chain = self.candidates(map, group, &received, &order);
         for id in map.members_in(group, MemberState::Filling) {
-            chain.extend(self.candidate(map, id).map(|filling| Candidate {
+            chain.extend(self.candidate(map, group, id).map(|filling| Candidate {
                 filling: true,
                 ..filling
             }));
@@ -179,7 +181,13 @@ impl Servers {
         ids
     }
 
-    fn order(&self, map: &ClusterView, ids: &[ChunkserverId], read: bool) -> Vec<usize> {
+    fn order(
+        &self,
+        map: &ClusterView,
+        group: GroupId,
+        ids: &[ChunkserverId],
+        read: bool,
+    ) -> Vec<usize> {
         let none = LabelSet::default();
         let standpoint = self.standpoint();
         let memory = self.memory.lock();
@@ -195,9 +203,10 @@ impl Servers {
                     LocationView::Own
                 };
                 let remembered = memory.get(id);
+                let disk = read.then(|| disk_of(map, group, *id));
                 ServerView {
                     labels: server.map_or(&none, |s| effective_labels(&s.labels, view)),
-                    suspect: remembered.is_some_and(|memory| memory.last(now, read).is_some()),
+                    suspect: remembered.is_some_and(|memory| memory.last(now, disk).is_some()),
                     in_flight: remembered.map_or(0, |memory| memory.in_flight),
                 }
             })
@@ -212,16 +221,17 @@ impl Servers {
     fn candidates(
         &self,
         map: &ClusterView,
+        group: GroupId,
         ids: &[ChunkserverId],
         order: &[usize],
     ) -> Vec<Candidate> {
         order
             .iter()
-            .filter_map(|at| self.candidate(map, *ids.get(*at)?))
+            .filter_map(|at| self.candidate(map, group, *ids.get(*at)?))
             .collect()
     }
 
-    fn candidate(&self, map: &ClusterView, id: ChunkserverId) -> Option<Candidate> {
+    fn candidate(&self, map: &ClusterView, group: GroupId, id: ChunkserverId) -> Option<Candidate> {
         let server = map.server(id)?;
         let zone = server.chunkserver.zone.as_str();
         let standpoint = self.standpoint();
@@ -236,17 +246,25 @@ impl Servers {
         Some(Candidate {
             id,
             address: map.address(id)?.to_owned(),
+            disk: disk_of(map, group, id),
             place: Place {
                 farness: (rank, map.distance(&standpoint.zone, zone)),
-                last: self.stands_last(id),
+                last: self.stands_last(map, group, id),
             },
             filling: false,
         })
     }
 
-    /// Why a server is asked last, if it is.
-    pub(crate) fn stands_last(&self, id: ChunkserverId) -> Option<Detour> {
-        self.memory.lock().get(&id)?.last(Instant::now(), true)
+    /// Why a server is asked last for what is in a group, if it is.
+    pub(crate) fn stands_last(
+        &self,
+        map: &ClusterView,
+        group: GroupId,
+        id: ChunkserverId,
+    ) -> Option<Detour> {
+        let disk = disk_of(map, group, id);
+        let memory = self.memory.lock();
+        memory.get(&id)?.last(Instant::now(), Some(disk))
     }
 
     pub(crate) fn is_suspect(&self, id: ChunkserverId) -> bool {
@@ -270,13 +288,17 @@ impl Servers {
     }
 
     /// A read was answered.
-    pub(crate) fn answered(&self, id: ChunkserverId, took: Duration) {
-        self.with(id, |memory| memory.answered(took, Instant::now()));
+    pub(crate) fn answered(&self, server: &Candidate, took: Duration) {
+        self.with(server.id, |memory| {
+            memory.answered(server.disk, took, Instant::now());
+        });
     }
 
     /// A read was answered by another server first.
-    pub(crate) fn overtaken(&self, id: ChunkserverId, after: Duration) {
-        self.with(id, |memory| memory.overtaken(after));
+    pub(crate) fn overtaken(&self, server: &Candidate, after: Duration) {
+        self.with(server.id, |memory| {
+            memory.overtaken(server.disk, after, Instant::now());
+        });
     }
 
     /// How late a server may be with a read before one is asked too that is as near, or farther;
@@ -327,7 +349,8 @@ impl Servers {
         self.with(id, |memory| memory.silent(Instant::now()));
     }
 
-    /// Decides about a server that was silent when this many bytes had come from it.
+    /// Decides about a server that was silent when this many bytes had come from it: whether it is
+    /// gone.
     pub(crate) fn settle(self: &Arc<Self>, server: &Candidate, heard: u64) {
         if !self.with(server.id, |memory| memory.is_quiet()) {
             return;
@@ -336,6 +359,16 @@ impl Servers {
             self.suspect(server.id, &server.address);
         } else {
             self.with(server.id, |memory| memory.speaks(Instant::now()));
+        }
+    }
+
+    /// A read stays unanswered while other things may come from the server: what is on the same disk
+    /// is asked of it last for a while.
+    pub(crate) fn hangs(&self, server: &Candidate) {
+        if self.config.failure_memory {
+            self.with(server.id, |memory| {
+                memory.hangs(server.disk, Instant::now());
+            });
         }
     }
 
@@ -350,6 +383,16 @@ impl Servers {
             tokio::spawn(probe(Arc::downgrade(self), id, address.to_owned()));
         }
     }
+}
+
+/// The disk of a member of a group.
+fn disk_of(map: &ClusterView, group: GroupId, id: ChunkserverId) -> u32 {
+    let members = map.group(group).into_iter().flat_map(|g| &g.members);
+    members
+        .filter(|member| member.server == id.0)
+        .map(|member| member.disk)
+        .next()
+        .unwrap_or_default()
 }
 
 impl Servers {

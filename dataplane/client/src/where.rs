@@ -139,7 +139,7 @@ impl Client {
                 let rank = preferred.rank(labels);
                 let suspect = inner.servers.is_suspect(id);
                 let down = known.is_none_or(|s| s.chunkserver.state == ServerState::Down.into());
-                let last = inner.servers.stands_last(id);
+                let last = inner.servers.stands_last(&map, group, id);
                 let why = why(state, last, down, preferred, rank);
                 ServerPlace {
                     server: id.0,

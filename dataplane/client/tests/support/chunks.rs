@@ -34,8 +34,8 @@ pub(crate) struct State {
     /// Chunks whose marks were closed.
     pub(crate) closed: Vec<u64>,
     held_kind: Option<Kind>,
-    /// Only this server holds up what is held.
-    held_at: Option<u64>,
+    /// Only these servers hold up what is held; none: all.
+    held_at: Vec<u64>,
     held: VecDeque<(u64, Incoming, Responder)>,
     rule: Option<Rule>,
 }
@@ -80,11 +80,11 @@ impl Chunks {
         self.state.lock().held_kind = Some(kind);
     }
 
-    /// Requests of this kind wait from now on at this server.
+    /// Requests of this kind wait from now on at this server, as at those it was said of before.
     pub(crate) fn hold_at(&self, server: u64, kind: Kind) {
         let mut state = self.state.lock();
         state.held_kind = Some(kind);
-        state.held_at = Some(server);
+        state.held_at.push(server);
     }
 
     /// Lets everything go on that waits.
@@ -92,7 +92,7 @@ impl Chunks {
         let held = {
             let mut state = self.state.lock();
             state.held_kind = None;
-            state.held_at = None;
+            state.held_at.clear();
             std::mem::take(&mut state.held)
         };
         for (server, incoming, responder) in held {
@@ -263,7 +263,7 @@ impl Handler for Front {
         if let Some((status, failure)) = refused {
             responder.refuse(status, &failure);
         } else if state.held_kind == Some(kind)
-            && state.held_at.is_none_or(|server| server == self.server)
+            && (state.held_at.is_empty() || state.held_at.contains(&self.server))
         {
             state.held.push_back((self.server, incoming, responder));
         } else {
