@@ -231,12 +231,12 @@ pub(crate) fn with_etcd(seen: &mut Seen) {
         let place = Place {
             pod: pod.clone(),
             peer: peer.clone(),
-            waits: false,
             said: Some(Said {
                 id: at + 1,
                 leader: 1,
                 ..Said::default()
             }),
+            ..Place::default()
         };
         let member = Member {
             id: at + 1,

@@ -94,7 +94,7 @@ struct Member {
     /// Where etcd's configuration is written
     #[arg(long)]
     out: PathBuf,
-    /// File that is there once it was told that there is no data
+    /// File with what was told last of data that is not there
     #[arg(long)]
     told: PathBuf,
     /// Where the container's last message is written

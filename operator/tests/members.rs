@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use hither_operator::etcd::ask::{Credentials, Link, Peer};
 use hither_operator::etcd::certificates::{Certificates, Names, Pair};
-use hither_operator::etcd::plan::{Place, Plan, Step, World, is_whole, plan};
+use hither_operator::etcd::plan::{LetIn, Place, Plan, Step, World, is_whole, plan};
+use hither_operator::etcd::wal;
 use jiff::Timestamp;
 
 /// A member as a pod would have it.
@@ -21,6 +22,8 @@ struct Member {
     process: Option<Child>,
     /// It has lost its data and was not let in.
     waits: bool,
+    /// The member whose data it has lost.
+    lost: Option<u64>,
 }
 
 struct Cluster {
@@ -72,6 +75,7 @@ impl Cluster {
             dir: dir.path().join(format!("data-{at}")),
             process: None,
             waits: false,
+            lost: None,
         });
         Self {
             members: members.collect(),
@@ -131,6 +135,7 @@ impl Cluster {
     fn lose(&mut self, at: usize) {
         self.kill(at);
         let member = &mut self.members[at];
+        member.lost = wal::member(&member.dir).unwrap();
         std::fs::remove_dir_all(&member.dir).unwrap();
         member.waits = true;
     }
@@ -181,7 +186,13 @@ impl Cluster {
                 pod: member.name.clone(),
                 peer: self.peer(at),
                 waits: member.waits,
+                lost: member.lost,
+                let_in: (!member.waits).then(|| LetIn {
+                    member: wal::member(&member.dir).unwrap(),
+                    seconds: 0,
+                }),
                 said,
+                ..Place::default()
             });
         }
         (world, asked)
@@ -222,7 +233,18 @@ impl Cluster {
                 }
                 let at = (0..3).find(|at| self.peer(*at) == *peer).unwrap();
                 self.members[at].waits = false;
+                self.members[at].lost = None;
                 self.start(at, "existing");
+            }
+            Step::Again(pod) => {
+                let at = (0..3).find(|at| self.members[*at].name == *pod).unwrap();
+                self.kill(at);
+                // As its admission does.
+                let of = wal::member(&self.members[at].dir).unwrap().unwrap();
+                let listed = asked.members().await.unwrap();
+                assert!(listed.iter().all(|member| member.id != of));
+                std::fs::remove_dir_all(&self.members[at].dir).unwrap();
+                self.members[at].waits = true;
             }
             Step::Promote(id) => return asked.promote(*id).await.unwrap(),
             _ => panic!("{step:?}"),
@@ -289,6 +311,35 @@ async fn a_member_that_lost_its_data_is_replaced_and_without_quorum_nothing_is_d
             [Step::Remove(_), Step::AddLearner(_), Step::Promote(_)]
         ),
         "{steps:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_member_that_was_taken_off_the_list_while_it_ran_joins_again() {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let mut cluster = Cluster::new();
+    (0..3).for_each(|at| cluster.start(at, "new"));
+    cluster.until_whole().await;
+    let id = wal::member(&cluster.members[1].dir).unwrap().unwrap();
+    let link = cluster.link(0).await;
+    let begun = Instant::now();
+    while !link.remove(id).await.unwrap() {
+        assert!(begun.elapsed() < PATIENCE, "{}", cluster.logs());
+        tokio::time::sleep(AGAIN).await;
+    }
+    // Its container starts again in the same pod, without an admission.
+    cluster.kill(1);
+    cluster.start(1, "existing");
+    let steps = cluster.until_whole().await;
+    let new = wal::member(&cluster.members[1].dir).unwrap().unwrap();
+    assert_ne!(new, id);
+    assert_eq!(
+        steps,
+        [
+            Step::Again("e-1".into()),
+            Step::AddLearner(cluster.peer(1)),
+            Step::Promote(new)
+        ]
     );
 }
 

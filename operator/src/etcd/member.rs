@@ -4,6 +4,9 @@
 //! A member that comes back without its data would have forgotten its votes and what it confirmed;
 //! etcd itself would let it. So whoever has no data waits here until the others list it as a member
 //! that has never started. The operator sees the wait, and replaces the member.
+//!
+//! Data of a member that the others have taken off their list is no better than none: they reject
+//! whoever goes on with it, for good. So it is set aside.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,9 +15,10 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 use super::ask::{Credentials, Peer, members};
+use super::message::Message;
 use super::plan::Member;
 use super::state::State;
-use super::{CLIENT_PORT, HEALTH_PORT, NO_DATA, PEER_PORT};
+use super::{CLIENT_PORT, HEALTH_PORT, PEER_PORT, wal};
 
 /// What a member is told.
 #[derive(Debug, Clone)]
@@ -39,7 +43,7 @@ pub struct Options {
     pub quota_bytes: u64,
     /// Where etcd's configuration is written.
     pub out: PathBuf,
-    /// File that is there once [`NO_DATA`] was told.
+    /// File with what was told last of data that is not there.
     pub told: PathBuf,
     /// Where the container's last message is written.
     pub message: PathBuf,
@@ -55,6 +59,11 @@ impl Options {
     /// Where the data of a round is.
     fn data(&self, round: u64) -> PathBuf {
         self.dir.join(format!("data-{round}"))
+    }
+
+    /// Where data is that counts no more, until the member is let in.
+    fn aside(&self) -> PathBuf {
+        self.dir.join("aside")
     }
 }
 
@@ -84,31 +93,63 @@ pub fn client_url(name: &str, domain: &str) -> String {
 }
 
 /// What is decided about a member that wants to start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Entry {
     /// It has its data.
     GoOn,
+    /// Its data is of a member that is listed no more.
+    SetAside,
     /// It begins a new etcd, together with the others.
     Begin,
-    /// It joins the etcd there is.
-    Join,
+    /// It joins the etcd there is, as this member.
+    Join(u64),
     /// It is not let in.
-    Wait(&'static str),
+    Wait {
+        /// The member whose data it should have.
+        lost: Option<u64>,
+        /// Why.
+        why: &'static str,
+    },
+}
+
+/// What data there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Data {
+    None,
+    /// A member's, as far as its log says whose.
+    Of(Option<u64>),
 }
 
 /// Decides it; `listed` is the list of a member with a quorum behind it, if one answers.
-fn entry(has_data: bool, began: bool, peer: &str, listed: Option<&[Member]>) -> Entry {
-    if has_data {
-        return Entry::GoOn;
+fn entry(data: Data, began: bool, peer: &str, listed: Option<&[Member]>) -> Entry {
+    if let Data::Of(of) = data {
+        return match (of, listed) {
+            (Some(id), Some(members)) if members.iter().all(|member| member.id != id) => {
+                Entry::SetAside
+            }
+            _ => Entry::GoOn,
+        };
     }
+    let wait = |lost, why| Entry::Wait { lost, why };
     match listed {
         Some(members) => match members.iter().find(|member| member.peer == peer) {
-            Some(member) if !member.started => Entry::Join,
-            Some(_) => Entry::Wait("this member has data, and its volume has none"),
-            None => Entry::Wait("this member is not on the list"),
+            Some(member) if !member.started => Entry::Join(member.id),
+            Some(member) => wait(
+                Some(member.id),
+                "this member has data, and its volume has none",
+            ),
+            None => wait(None, "this member is not on the list"),
         },
-        None if began => Entry::Wait("no other member answers"),
+        None if began => wait(None, "no other member answers"),
         None => Entry::Begin,
+    }
+}
+
+/// Whether the container has to end to tell: the first time, and when it is known whose data is lost.
+fn is_news(told: Option<&Message>, lost: Option<u64>) -> bool {
+    match told {
+        Some(Message::NoData { lost: before, .. }) => lost.is_some() && lost != *before,
+        _ => true,
     }
 }
 
@@ -158,19 +199,21 @@ pub fn configuration(options: &Options, start: Start<'_>) -> Value {
 /// Waits until the member may start, and writes etcd's configuration.
 ///
 /// # Errors
-/// When a file cannot be read or written; and the first time a member without data has to wait, so
-/// that the message of the ended container tells everybody.
+/// When a file cannot be read or written; and when a member without data has to wait, the first time
+/// and when it is known whose data that is, so that the message of the ended container tells
+/// everybody.
 pub async fn admit(options: &Options) -> anyhow::Result<()> {
     let own = options.peer(&options.name);
     let mut said = "";
     loop {
         let state = State::read(&options.state)?;
-        let alone =
-            state.alone.as_ref() == Some(&options.name) && begin_round(options, state.round)?;
+        let chosen = state.alone.as_ref() == Some(&options.name);
+        let alone = chosen && begin_round(options, state.round)?;
         let data = options.data(state.round);
-        let has_data = has_data(&data)?;
+        let there = data_in(&data)?;
         let mut listed = None;
-        if !has_data {
+        // Who goes on without the others does not ask them.
+        if !(chosen && there != Data::None) {
             listed = ask_others(options).await?;
         }
         let mut start = Start {
@@ -179,23 +222,39 @@ pub async fn admit(options: &Options) -> anyhow::Result<()> {
             new: false,
             alone,
         };
+        let mut member = None;
         let joined;
-        match entry(has_data, state.established, &own, listed.as_deref()) {
-            Entry::GoOn => {}
+        match entry(there, state.established, &own, listed.as_deref()) {
+            Entry::GoOn => {
+                if let Data::Of(of) = there {
+                    member = of;
+                }
+            }
+            Entry::SetAside => {
+                tracing::warn!(
+                    ?there,
+                    "the data is of a member that was taken off the list"
+                );
+                set_aside(options, &data)?;
+                continue;
+            }
             Entry::Begin => start.new = true,
-            Entry::Join => {
+            Entry::Join(id) => {
+                member = Some(id);
                 // etcd wants exactly those that are listed.
                 joined = known(options, listed.as_deref().unwrap_or_default());
                 start.members = &joined;
             }
-            Entry::Wait(why) => {
-                if !options.told.exists() {
-                    write(&options.message, &format!("{NO_DATA}: {why}"))?;
-                    write(&options.told, "")?;
-                    bail!("{NO_DATA}: {why}");
+            Entry::Wait { lost, why } => {
+                if is_news(told(options)?.as_ref(), lost) {
+                    let why = why.to_owned();
+                    let message = Message::NoData { lost, why }.to_string();
+                    write(&options.message, &message)?;
+                    write(&options.told, &message)?;
+                    bail!(message);
                 }
                 if said != why {
-                    tracing::warn!(why, "{NO_DATA}: waiting to be let in");
+                    tracing::warn!(why, "no data: waiting to be let in");
                     said = why;
                 }
                 tokio::time::sleep(AGAIN).await;
@@ -203,12 +262,30 @@ pub async fn admit(options: &Options) -> anyhow::Result<()> {
             }
         }
         remove_older(options, state.round)?;
-        tracing::info!(start.new, start.alone, "etcd may start");
-        return write(
+        tracing::info!(start.new, start.alone, ?member, "etcd may start");
+        write(
             &options.out,
             &format!("{:#}\n", configuration(options, start)),
-        );
+        )?;
+        return write(&options.message, &Message::LetIn { member }.to_string());
     }
+}
+
+/// What was told last.
+fn told(options: &Options) -> anyhow::Result<Option<Message>> {
+    match std::fs::read_to_string(&options.told) {
+        Ok(text) => Ok(Message::of(&text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("read {}", options.told.display())),
+    }
+}
+
+/// Moves data away that counts no more: at once, for half of it is worse than none.
+fn set_aside(options: &Options, data: &Path) -> anyhow::Result<()> {
+    let aside = options.aside();
+    remove(&aside)?;
+    std::fs::rename(data, &aside)
+        .with_context(|| format!("rename {} to {}", data.display(), aside.display()))
 }
 
 /// Takes the data of an earlier round into this one, to go on with it as the only member: says
@@ -228,12 +305,17 @@ fn begin_round(options: &Options, round: u64) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// Removes data of rounds that count no more.
+/// Removes data that counts no more: of earlier rounds, and what was set aside.
 fn remove_older(options: &Options, round: u64) -> anyhow::Result<()> {
     for data in (0..round).map(|round| options.data(round)) {
-        if data.exists() {
-            std::fs::remove_dir_all(&data).with_context(|| format!("remove {}", data.display()))?;
-        }
+        remove(&data)?;
+    }
+    remove(&options.aside())
+}
+
+fn remove(data: &Path) -> anyhow::Result<()> {
+    if data.exists() {
+        std::fs::remove_dir_all(data).with_context(|| format!("remove {}", data.display()))?;
     }
     Ok(())
 }
@@ -251,9 +333,21 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// Whether an etcd has ever begun here: it writes its log before it says or does anything.
+/// What an etcd that began here left: it writes its log before it says or does anything.
+fn data_in(data: &Path) -> anyhow::Result<Data> {
+    if !has_data(data)? {
+        return Ok(Data::None);
+    }
+    // What to do about a log that cannot be read, etcd itself knows best.
+    let of = wal::member(data).unwrap_or_else(|error| {
+        tracing::warn!("whose data it is: {error:#}");
+        None
+    });
+    Ok(Data::Of(of))
+}
+
 fn has_data(data: &Path) -> anyhow::Result<bool> {
-    let log = data.join("member").join("wal");
+    let log = wal::log_of(data);
     match std::fs::read_dir(&log) {
         Ok(mut files) => Ok(files.next().is_some()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
@@ -300,31 +394,74 @@ mod tests {
         }]
     }
 
+    fn waits(entry: &Entry) -> Option<Option<u64>> {
+        match entry {
+            Entry::Wait { lost, .. } => Some(*lost),
+            _ => None,
+        }
+    }
+
     #[test]
-    fn who_has_data_goes_on_whatever_others_say() {
-        assert_eq!(entry(true, true, "p", None), Entry::GoOn);
-        assert_eq!(entry(true, false, "p", Some(&[])), Entry::GoOn);
+    fn who_has_data_goes_on_unless_the_others_list_it_no_more() {
+        let of = |id| Data::Of(Some(id));
+        assert_eq!(entry(of(1), true, "p", None), Entry::GoOn);
+        for started in [false, true] {
+            let listed = listed(started);
+            assert_eq!(entry(of(1), true, "p", Some(&listed)), Entry::GoOn);
+            assert_eq!(entry(of(2), true, "p", Some(&listed)), Entry::SetAside);
+            assert_eq!(entry(of(2), true, "q", Some(&listed)), Entry::SetAside);
+            let unknown = Data::Of(None);
+            assert_eq!(entry(unknown, true, "p", Some(&listed)), Entry::GoOn);
+        }
     }
 
     #[test]
     fn a_new_etcd_begins_only_before_the_first_quorum_and_when_none_answers() {
-        assert_eq!(entry(false, false, "p", None), Entry::Begin);
-        assert!(matches!(entry(false, true, "p", None), Entry::Wait(_)));
-        assert!(matches!(
-            entry(false, false, "p", Some(&listed(true))),
-            Entry::Wait(_)
-        ));
+        let begin =
+            |began, listed: Option<Vec<Member>>| entry(Data::None, began, "p", listed.as_deref());
+        assert_eq!(begin(false, None), Entry::Begin);
+        assert_eq!(waits(&begin(true, None)), Some(None));
+        assert_eq!(waits(&begin(false, Some(listed(true)))), Some(Some(1)));
     }
 
     #[test]
     fn without_data_only_a_member_that_never_started_joins() {
-        assert_eq!(entry(false, true, "p", Some(&listed(false))), Entry::Join);
-        assert_eq!(entry(false, false, "p", Some(&listed(false))), Entry::Join);
-        assert!(matches!(
-            entry(false, true, "p", Some(&listed(true))),
-            Entry::Wait(_)
-        ));
-        assert!(matches!(entry(false, true, "p", Some(&[])), Entry::Wait(_)));
+        let join =
+            |began, listed: Option<Vec<Member>>| entry(Data::None, began, "p", listed.as_deref());
+        assert_eq!(join(true, Some(listed(false))), Entry::Join(1));
+        assert_eq!(join(false, Some(listed(false))), Entry::Join(1));
+        assert_eq!(waits(&join(true, Some(listed(true)))), Some(Some(1)));
+        assert_eq!(waits(&join(true, Some(Vec::new()))), Some(None));
+    }
+
+    #[test]
+    fn it_is_told_once_and_again_when_it_is_known_whose_data_is_lost() {
+        let told = |lost| Message::NoData {
+            lost,
+            why: String::new(),
+        };
+        assert!(is_news(None, None) && is_news(None, Some(1)));
+        assert!(!is_news(Some(&told(None)), None));
+        assert!(is_news(Some(&told(None)), Some(1)));
+        assert!(!is_news(Some(&told(Some(1))), Some(1)));
+        assert!(!is_news(Some(&told(Some(1))), None));
+        assert!(is_news(Some(&told(Some(1))), Some(2)));
+    }
+
+    #[test]
+    fn what_is_set_aside_is_removed_when_the_member_is_let_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path());
+        for id in [7, 8] {
+            let data = options.data(1);
+            wal::tests::write(&data, id);
+            assert_eq!(data_in(&data).unwrap(), Data::Of(Some(id)));
+            set_aside(&options, &data).unwrap();
+            assert_eq!(data_in(&data).unwrap(), Data::None);
+            assert_eq!(wal::member(&options.aside()).unwrap(), Some(id));
+        }
+        remove_older(&options, 1).unwrap();
+        assert!(!options.aside().exists());
     }
 
     #[test]
@@ -336,6 +473,12 @@ mod tests {
         assert!(!has_data(dir.path()).unwrap());
         std::fs::write(log.join("0.wal"), "").unwrap();
         assert!(has_data(dir.path()).unwrap());
+        let unreadable = data_in(dir.path()).unwrap();
+        assert_eq!(
+            unreadable,
+            Data::Of(None),
+            "etcd says what is wrong with it"
+        );
     }
 
     fn options(dir: &Path) -> Options {

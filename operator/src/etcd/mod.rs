@@ -3,8 +3,10 @@
 pub mod ask;
 pub mod certificates;
 pub mod member;
+pub mod message;
 pub mod plan;
 pub mod state;
+pub mod wal;
 
 /// Port at which members take clients.
 pub const CLIENT_PORT: u16 = 2379;
@@ -16,5 +18,3 @@ pub const HEALTH_PORT: u16 = 2381;
 pub const MEMBERS: i32 = 3;
 /// Bytes at which members take no more changes.
 pub const QUOTA_BYTES: u64 = 8 << 30;
-/// What a member without data that is not let in leaves as its message: who reads it replaces it.
-pub const NO_DATA: &str = "this member has no data";

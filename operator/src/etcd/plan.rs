@@ -41,8 +41,23 @@ pub struct Place {
     pub peer: String,
     /// Whether it has no data and waits to be let in.
     pub waits: bool,
+    /// The member whose data it said it should have and has not.
+    pub lost: Option<u64>,
+    /// How its etcd was let start, if it was.
+    pub let_in: Option<LetIn>,
+    /// Seconds since a pod that neither waits nor was let in is being started or ended.
+    pub away_seconds: Option<u64>,
     /// What its etcd says; `None` when it does not answer.
     pub said: Option<Said>,
+}
+
+/// How a pod's etcd was let start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LetIn {
+    /// As which member, as far as that is known.
+    pub member: Option<u64>,
+    /// Seconds since then.
+    pub seconds: u64,
 }
 
 /// What was seen.
@@ -73,6 +88,9 @@ pub enum Step {
     Restart(String),
     /// Start the pod that went on without the others once more: it does so once only.
     Settle(String),
+    /// Start this pod once more: its etcd runs as a member that is not the one listed there, or does
+    /// not join. What it has is compared with the list then, and set aside if it counts no more.
+    Again(String),
     /// Take a member off the list.
     Remove(u64),
     /// Put the member of this address on the list, without a vote.
@@ -133,14 +151,21 @@ pub fn plan(world: &World) -> Plan {
         let why = format!("{alone} went on without the others, which now begin again");
         return Plan::step(Step::Settle(alone.clone()), why);
     }
+    if let Some((place, member)) = runs_as_another(world, members) {
+        let why = format!(
+            "{} runs as a member that was taken off the list, and joins again as {:x}",
+            place.pod, member.id
+        );
+        return Plan::step(Step::Again(place.pod.clone()), why);
+    }
     // Whoever learns has no vote: taking it off, or giving it a vote, comes before any other change.
     if let Some(learner) = members.iter().find(|member| member.learner) {
-        return with_learner(world, learner);
+        return with_learner(world, members, learner);
     }
     let place_of = |member: &Member| world.places.iter().find(|p| p.peer == member.peer);
     for member in members {
         match place_of(member) {
-            Some(place) if place.waits && member.started => {
+            Some(place) if member.started && place.lost == Some(member.id) => {
                 let why = format!("{} has lost its data", place.pod);
                 return remove(world, members, member, &why);
             }
@@ -151,8 +176,12 @@ pub fn plan(world: &World) -> Plan {
             }
         }
     }
-    let missing = |place: &&Place| !members.iter().any(|member| member.peer == place.peer);
-    if let Some(place) = world.places.iter().find(missing) {
+    // Who waits can join; a pod that is away keeps the others from it meanwhile.
+    if let Some(place) = missing(world, members).min_by_key(|place| !place.waits) {
+        if place.let_in.is_some() {
+            let why = format!("{} runs as a member that is listed no more", place.pod);
+            return Plan::step(Step::Again(place.pod.clone()), why);
+        }
         let why = format!("{} joins, without a vote at first", place.pod);
         return Plan::step(Step::AddLearner(place.peer.clone()), why);
     }
@@ -205,14 +234,20 @@ fn without_quorum(world: &World) -> Plan {
     }
 }
 
-fn with_learner(world: &World, learner: &Member) -> Plan {
+/// Pods whose members are not listed.
+fn missing<'a>(world: &'a World, members: &'a [Member]) -> impl Iterator<Item = &'a Place> {
+    let listed = |place: &Place| members.iter().any(|member| member.peer == place.peer);
+    world.places.iter().filter(move |place| !listed(place))
+}
+
+fn with_learner(world: &World, members: &[Member], learner: &Member) -> Plan {
     let Some(place) = world.places.iter().find(|place| place.peer == learner.peer) else {
         let why = format!("{} is no member's address", learner.peer);
         return Plan::step(Step::Remove(learner.id), why);
     };
     let pod = &place.pod;
     let began = learner.started;
-    if place.waits && began {
+    if began && place.lost == Some(learner.id) {
         let why = format!("{pod} has lost its data before it had a vote");
         return Plan::step(Step::Remove(learner.id), why);
     }
@@ -224,7 +259,30 @@ fn with_learner(world: &World, learner: &Member) -> Plan {
         let why = format!("{pod} gets its vote when it has what the others have");
         return Plan::step(Step::Promote(learner.id), why);
     }
+    if began {
+        return Plan::wait(format!("{pod} joins and does not answer yet"));
+    }
+    if place.let_in.is_some_and(|it| it.seconds >= JOIN_SECONDS) {
+        let why = format!("{pod} may join and does not: it is started again");
+        return Plan::step(Step::Again(pod.clone()), why);
+    }
+    // A zone may be gone for good: the pod of another then joins before it.
+    if place.away_seconds.is_some_and(|it| it >= JOIN_SECONDS)
+        && let Some(other) = missing(world, members).find(|place| place.waits)
+    {
+        let why = format!("{pod} may join and is not there: {} joins first", other.pod);
+        return Plan::step(Step::Remove(learner.id), why);
+    }
     Plan::wait(format!("{pod} may join and has not started yet"))
+}
+
+/// A pod whose etcd was let start as another member than the one that is listed there now.
+fn runs_as_another<'a>(world: &'a World, members: &'a [Member]) -> Option<(&'a Place, &'a Member)> {
+    world.places.iter().find_map(|place| {
+        let runs_as = place.let_in?.member?;
+        let member = members.iter().find(|member| member.peer == place.peer)?;
+        (runs_as != member.id).then_some((place, member))
+    })
 }
 
 /// Takes a member with a vote off the list, if all the others answer: they alone decide then.
@@ -346,6 +404,8 @@ fn share(bytes: i64, percent: i64) -> i64 {
     bytes / 100 * percent
 }
 
+/// Seconds in which a pod starts and its etcd tells the others that it has joined, by far.
+const JOIN_SECONDS: u64 = 600;
 /// A file is made smaller when it could be half as large, and by this much.
 const WASTE_MIN: i64 = 64 << 20;
 /// Seconds until the same file is made smaller again.
@@ -365,6 +425,12 @@ mod tests {
             pod: format!("e-{at}"),
             peer: peer(at),
             waits: false,
+            lost: None,
+            let_in: Some(LetIn {
+                member: Some(at + 1),
+                seconds: 3600,
+            }),
+            away_seconds: None,
             said: Some(Said {
                 id: at + 1,
                 leader: 1,
@@ -394,8 +460,9 @@ mod tests {
 
     /// A pod that was replaced together with its volume.
     fn lose(world: &mut World, at: usize) {
-        world.places[at].waits = true;
-        world.places[at].said = None;
+        let place = &mut world.places[at];
+        (place.waits, place.said, place.let_in) = (true, None, None);
+        place.lost = Some(at as u64 + 1);
     }
 
     fn members(world: &mut World) -> &mut Vec<Member> {
@@ -514,8 +581,10 @@ mod tests {
         });
         assert_eq!(step(&world), None, "it has not started yet");
         assert!(!is_whole(&world));
-        world.places[1].waits = false;
+        // The pod is still seen as it was before it was let in: that was about another member.
         members(&mut world)[2].started = true;
+        assert_eq!(step(&world), None, "it may have begun since");
+        (world.places[1].waits, world.places[1].lost) = (false, None);
         assert_eq!(step(&world), None, "it does not answer yet");
         world.places[1].said = Some(Said {
             id: 9,
@@ -533,6 +602,94 @@ mod tests {
         lose(&mut world, 1);
         members(&mut world)[1].learner = true;
         assert_eq!(step(&world), Some(Step::Remove(2)));
+    }
+
+    /// Two members, and the third that was put on the list again and has not joined yet.
+    fn with_learner() -> World {
+        let mut world = world();
+        world.places[1].said = None;
+        world.places[1].let_in = None;
+        let member = &mut members(&mut world)[1];
+        *member = Member {
+            id: 9,
+            name: String::new(),
+            started: false,
+            peer: peer(1),
+            learner: true,
+        };
+        world
+    }
+
+    #[test]
+    fn a_learner_is_given_time_to_join() {
+        let mut world = with_learner();
+        // Its pod waited without data before, said whose or not, or was replaced since.
+        for (waits, lost, away) in [
+            (true, None, None),
+            (true, Some(2), None),
+            (false, None, None),
+            (false, None, Some(JOIN_SECONDS * 9)),
+        ] {
+            let place = &mut world.places[1];
+            (place.waits, place.lost, place.away_seconds) = (waits, lost, away);
+            for started in [false, true] {
+                members(&mut world)[1].started = started;
+                assert_eq!(step(&world), None, "{waits} {lost:?} {away:?} {started}");
+            }
+        }
+        world.places[1].lost = Some(9);
+        assert_eq!(step(&world), Some(Step::Remove(9)));
+    }
+
+    #[test]
+    fn who_runs_as_another_member_starts_again() {
+        let mut world = with_learner();
+        let let_in = |member, seconds| Some(LetIn { member, seconds });
+        world.places[1].let_in = let_in(Some(2), 1);
+        assert_eq!(step(&world), Some(Step::Again("e-1".into())));
+        members(&mut world)[1].learner = false;
+        assert_eq!(step(&world), Some(Step::Again("e-1".into())));
+        members(&mut world).remove(1);
+        // Those of the beginning were let in before they knew as whom.
+        for member in [None, Some(2)] {
+            world.places[1].let_in = let_in(member, 1);
+            assert_eq!(step(&world), Some(Step::Again("e-1".into())));
+        }
+        (world.places[1].let_in, world.places[1].waits) = (None, true);
+        assert_eq!(step(&world), Some(Step::AddLearner(peer(1))));
+        let mut world = with_learner();
+        world.places[1].let_in = let_in(Some(9), 1);
+        assert_eq!(step(&world), None);
+    }
+
+    #[test]
+    fn a_learner_that_does_not_join_for_long_starts_again() {
+        let mut world = with_learner();
+        for (seconds, expected) in [
+            (JOIN_SECONDS - 1, None),
+            (JOIN_SECONDS, Some(Step::Again("e-1".into()))),
+        ] {
+            world.places[1].let_in = Some(LetIn {
+                member: None,
+                seconds,
+            });
+            assert_eq!(step(&world), expected);
+        }
+        members(&mut world)[1].started = true;
+        assert_eq!(step(&world), None, "it has joined");
+    }
+
+    #[test]
+    fn a_learner_without_a_pod_does_not_keep_another_from_joining() {
+        let mut world = with_learner();
+        lose(&mut world, 2);
+        members(&mut world).pop();
+        world.places[1].away_seconds = Some(JOIN_SECONDS - 1);
+        assert_eq!(step(&world), None);
+        world.places[1].away_seconds = Some(JOIN_SECONDS);
+        assert_eq!(step(&world), Some(Step::Remove(9)));
+        members(&mut world).pop();
+        assert_eq!(step(&world), Some(Step::AddLearner(peer(2))));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use futures::future::join_all;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, ContainerState, Pod, Secret};
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::EventType;
 use kube::{Api, ResourceExt as _};
@@ -25,9 +25,10 @@ use crate::error::Error;
 use crate::etcd::ask::{AskError, Credentials, Link, Peer};
 use crate::etcd::certificates::Certificates;
 use crate::etcd::member::peer_url;
-use crate::etcd::plan::{Place, Plan, Said, Step, World};
+use crate::etcd::message::Message;
+use crate::etcd::plan::{LetIn, Place, Plan, Said, Step, World};
 use crate::etcd::state::State;
-use crate::etcd::{CLIENT_PORT, NO_DATA, QUOTA_BYTES};
+use crate::etcd::{CLIENT_PORT, QUOTA_BYTES};
 use crate::seen::{Seen, container_runs};
 
 /// What is remembered between passes; losing it costs work, no more.
@@ -175,35 +176,65 @@ fn given(name: &str, secret: Option<&Secret>) -> Look {
 fn places(cluster: &HitherCluster, seen: &Seen) -> Vec<Place> {
     let pods = seen.pods_of(&etcd_set(&cluster.name_any()));
     let domain = peers_domain(cluster);
+    let now = Timestamp::now();
     let one = |(at, name): (usize, String)| {
         let pod = i32::try_from(at).ok().and_then(|at| pods.get(&at));
-        Place {
+        let place = Place {
             peer: peer_url(&name, &domain),
-            waits: pod.is_some_and(|pod| waits(pod)),
             pod: name,
-            said: None,
-        }
+            ..Place::default()
+        };
+        pod.map_or_else(|| place.clone(), |pod| told_by(pod, now, place.clone()))
     };
     let names = member_names(&cluster.name_any());
     names.into_iter().enumerate().map(one).collect()
 }
 
-/// Whether the pod has told that it has no data, and was not let in since.
-fn waits(pod: &Pod) -> bool {
+/// What the pod has told of its data, and whether it was let in since.
+fn told_by(pod: &Pod, now: Timestamp, place: Place) -> Place {
+    let since = |at: Timestamp| u64::try_from(now.duration_since(at).as_secs()).unwrap_or(0);
     let status = pod.status.as_ref();
     let admission = status.and_then(|status| status.init_container_statuses.as_ref()?.first());
-    let Some(admission) = admission else {
-        return false;
-    };
-    let ended = |state: &Option<k8s_openapi::api::core::v1::ContainerState>| {
-        state.as_ref().and_then(|state| state.terminated.clone())
-    };
-    let let_in = ended(&admission.state).is_some_and(|ended| ended.exit_code == 0);
-    let told = [&admission.state, &admission.last_state]
-        .into_iter()
-        .filter_map(ended)
-        .any(|ended| ended.message.is_some_and(|text| text.starts_with(NO_DATA)));
-    told && !let_in
+    let ended = |state: Option<&ContainerState>| state.and_then(|state| state.terminated.clone());
+    let last = ended(admission.and_then(|admission| admission.state.as_ref()));
+    let before = ended(admission.and_then(|admission| admission.last_state.as_ref()));
+    let ends = pod.metadata.deletion_timestamp.as_ref();
+    if let Some(let_in) = last.as_ref().filter(|last| last.exit_code == 0) {
+        // A pod that ends is not what its etcd will be.
+        if let Some(ends) = ends {
+            return Place {
+                away_seconds: Some(since(ends.0)),
+                ..place
+            };
+        }
+        let member = match let_in.message.as_deref().and_then(Message::of) {
+            Some(Message::LetIn { member }) => member,
+            _ => None,
+        };
+        let seconds = let_in.finished_at.as_ref().map_or(0, |at| since(at.0));
+        return Place {
+            let_in: Some(LetIn { member, seconds }),
+            ..place
+        };
+    }
+    let told = [last, before].into_iter().flatten().find_map(|ended| {
+        match Message::of(&ended.message?)? {
+            Message::NoData { lost, .. } => Some(lost),
+            Message::LetIn { .. } => None,
+        }
+    });
+    if let Some(lost) = told {
+        return Place {
+            waits: true,
+            lost,
+            ..place
+        };
+    }
+    let begun = ends.or(pod.metadata.creation_timestamp.as_ref());
+    Place {
+        away_seconds: begun.map(|at| since(at.0)),
+        ..place
+    }
 }
 
 /// A connection to the etcd of each pod in which one runs.
@@ -368,6 +399,12 @@ pub(super) async fn step(
             context.apply(&state, memory).await?;
             true
         }
+        Step::Again(name) => {
+            for pod in managed.pods.iter().filter(|pod| pod.name_any() == *name) {
+                context.delete(pod).await?;
+            }
+            true
+        }
         of_member => change(managed, of_member, memory).await?,
     };
     if done {
@@ -416,7 +453,7 @@ async fn change(managed: &Managed, step: &Step, memory: &mut Memory) -> Result<b
             .disarm()
             .await
             .map_err(failed("let etcd take changes"))?,
-        Step::Establish | Step::Restart(_) | Step::Settle(_) => return Ok(false),
+        Step::Establish | Step::Restart(_) | Step::Settle(_) | Step::Again(_) => return Ok(false),
     }
     Ok(true)
 }
@@ -442,6 +479,7 @@ fn told(step: &Step, plan: &Plan) -> (&'static str, String) {
             format!("{pod} goes on without the others"),
         ),
         Step::Settle(_) => ("MetadataSettled", why),
+        Step::Again(_) => ("MetadataMemberRestarted", why),
         Step::Remove(_) => ("MetadataMemberRemoved", why),
         Step::AddLearner(_) => ("MetadataMemberAdded", why),
         Step::Promote(_) => ("MetadataMemberVotes", why),
@@ -462,9 +500,11 @@ mod tests {
 
     use super::*;
 
+    const CREATED: &str = "2026-11-30T21:57:01Z";
+
     fn pod(state: &serde_json::Value, last: &serde_json::Value) -> Pod {
         serde_json::from_value(json!({
-            "metadata": {"name": "e-0"},
+            "metadata": {"name": "e-0", "creationTimestamp": CREATED},
             "status": {"initContainerStatuses": [{
                 "name": "admission", "image": "", "imageID": "", "ready": false, "restartCount": 1,
                 "state": state, "lastState": last,
@@ -473,19 +513,71 @@ mod tests {
         .unwrap()
     }
 
+    fn told(pod: &Pod) -> Place {
+        let now = CREATED.parse::<Timestamp>().unwrap() + jiff::SignedDuration::from_secs(60);
+        told_by(pod, now, Place::default())
+    }
+
     #[test]
     fn who_told_that_it_has_no_data_waits_until_it_is_let_in() {
-        let told = json!({"terminated": {"exitCode": 1, "message": format!("{NO_DATA}: x")}});
-        let other = json!({"terminated": {"exitCode": 1, "message": "read: no such file"}});
+        let no_data = |lost| {
+            let why = "x".into();
+            let message = Message::NoData { lost, why }.to_string();
+            json!({"terminated": {"exitCode": 1, "message": message}})
+        };
+        let (said, other) = (
+            no_data(None),
+            json!({"terminated": {"exitCode": 1, "message": "read: no such file"}}),
+        );
         let runs = json!({"running": {}});
-        let done = json!({"terminated": {"exitCode": 0}});
-        assert!(waits(&pod(&told, &json!({}))));
-        assert!(waits(&pod(&runs, &told)));
-        assert!(waits(&pod(&json!({"waiting": {}}), &told)));
-        assert!(!waits(&pod(&done, &told)));
-        assert!(!waits(&pod(&runs, &json!({}))));
-        assert!(!waits(&pod(&runs, &other)));
-        assert!(!waits(&Pod::default()));
+        let waits = Place {
+            waits: true,
+            ..Place::default()
+        };
+        assert_eq!(told(&pod(&said, &json!({}))), waits);
+        assert_eq!(told(&pod(&runs, &said)), waits);
+        assert_eq!(told(&pod(&json!({"waiting": {}}), &said)), waits);
+        // The newer message counts.
+        assert_eq!(told(&pod(&no_data(Some(9)), &said)).lost, Some(9));
+        let away = Place {
+            away_seconds: Some(60),
+            ..Place::default()
+        };
+        assert_eq!(told(&pod(&runs, &json!({}))), away);
+        assert_eq!(told(&pod(&runs, &other)), away);
+        assert_eq!(told(&Pod::default()), Place::default());
+    }
+
+    #[test]
+    fn who_was_let_in_said_as_whom() {
+        let no_data = json!({"terminated": {"exitCode": 1, "message": "this member has no data"}});
+        for member in [None, Some(0x2963_5285_fc45_714a)] {
+            let message = Message::LetIn { member }.to_string();
+            let done = json!({"terminated": {
+                "exitCode": 0, "message": message, "finishedAt": "2026-11-30T21:57:31Z",
+            }});
+            let mut pod = pod(&done, &no_data);
+            let let_in = LetIn {
+                member,
+                seconds: 30,
+            };
+            assert_eq!(
+                told(&pod),
+                Place {
+                    let_in: Some(let_in),
+                    ..Place::default()
+                }
+            );
+            let ends = serde_json::from_value(json!("2026-11-30T21:57:51Z")).unwrap();
+            pod.metadata.deletion_timestamp = Some(ends);
+            assert_eq!(
+                told(&pod),
+                Place {
+                    away_seconds: Some(10),
+                    ..Place::default()
+                }
+            );
+        }
     }
 
     #[test]

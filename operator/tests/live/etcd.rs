@@ -1,8 +1,10 @@
 //! The managed etcd.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use hither_operator::api::{ChunkserverPool, HitherCluster};
+use hither_operator::etcd::ask::{Credentials, Link, Peer};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -98,6 +100,49 @@ async fn a_member_that_lost_its_volume_is_replaced() {
     until(&place, "it is replaced", "MetadataMembers", true).await;
     ready(&place).await;
     assert_eq!(cluster_id(&place).await, before);
+    end(place).await;
+}
+
+#[tokio::test]
+async fn a_member_taken_off_the_list_while_it_runs_joins_again() {
+    let place = begin("removed").await;
+    let client: Secret = place.api().get("demo-etcd-client").await.unwrap();
+    let of = |name: &str| client.data.as_ref().unwrap()[name].0.clone();
+    let credentials = Credentials {
+        trusted: of("ca.crt"),
+        certificate: of("tls.crt"),
+        key: of("tls.key"),
+    };
+    let pod = |name: &'static str| {
+        let pods = place.api::<Pod>();
+        async move { pods.get(name).await.unwrap() }
+    };
+    let ip = pod("demo-etcd-0").await.status.unwrap().pod_ip.unwrap();
+    let peer = Peer {
+        url: format!("https://{ip}:2379"),
+        server_name: Some(format!("demo-etcd.{}.svc", place.name)),
+    };
+    let link = Link::to(&peer, &credentials).await.unwrap();
+    let id = async || {
+        let members = link.members().await.unwrap();
+        let one = members.iter().find(|member| member.name == "demo-etcd-1");
+        one.map(|member| member.id)
+    };
+    let (was, uid) = (id().await.unwrap(), pod("demo-etcd-1").await.uid());
+    // etcd finds members shaky that do not know each other for some seconds yet.
+    let removed = async {
+        while !link.remove(was).await.unwrap() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), removed)
+        .await
+        .unwrap();
+    until(&place, "a member is missed", "MetadataMembers", false).await;
+    until(&place, "it has joined again", "MetadataMembers", true).await;
+    assert_ne!(id().await.unwrap(), was);
+    assert_ne!(pod("demo-etcd-1").await.uid(), uid);
+    ready(&place).await;
     end(place).await;
 }
 
