@@ -7,10 +7,10 @@ use hither_log::Lsn;
 use hither_proto::checksum::{crc32c, piece_checksums};
 use hither_proto::ids::{ChainNumber, ChunkId, Epoch, GroupId, InodeId, LeaseId, SessionId};
 
-use crate::core::{BAD_CHECKSUM, Core, How, Stop};
+use crate::core::{Core, How, Stop};
 use crate::entry::{Entry, EntryFlags, OpenMark};
 use crate::error::Error;
-use crate::file::ChunkFile;
+use crate::file::{BAD_CHECKSUM, ChunkFile};
 use crate::geometry::{
     BLOCK, BLOCK_LEN, BLOCKS_MAX, CHUNK_BYTES, ZERO_CHECKSUM, blocks_of, bytes_of, len32,
 };

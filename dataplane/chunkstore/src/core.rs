@@ -15,7 +15,7 @@ use crate::buffers::Buffers;
 use crate::checkpoint::Checkpoint;
 use crate::entry::{Entry, EntryFlags};
 use crate::error::Error;
-use crate::file::ChunkFile;
+use crate::file::{BAD_CHECKSUM, ChunkFile};
 use crate::geometry::{BLOCK, BLOCK_LEN};
 use crate::header::Header;
 use crate::holds::{Holds, Reason};
@@ -399,7 +399,3 @@ fn header_of(chunk: ChunkId, entry: &Entry) -> Header {
         inode: entry.inode,
     }
 }
-
-/// Stands in the table for a block whose content is lost. A block that has this checksum by chance
-/// (one in 2^32) would be taken for whole, so it is not that of zeros, which lost blocks often are.
-pub(crate) const BAD_CHECKSUM: u32 = 0x6261_6421;

@@ -206,7 +206,8 @@ impl ChunkFile {
         let mut wrong = 0;
         for (block, checksum) in data.chunks(BLOCK_LEN).zip(&mut table) {
             let found = crc32c(block);
-            if found != *checksum {
+            // What was marked as lost stays so, whatever a crash left there.
+            if found != *checksum && *checksum != BAD_CHECKSUM {
                 *checksum = found;
                 wrong += 1;
             }
@@ -286,6 +287,10 @@ fn decode_table(bytes: &[u8]) -> Vec<u32> {
 const ZERO_WRITE_LEN: usize = 1 << 20;
 const ZERO_WRITE_BYTES: u32 = 1 << 20;
 
+/// Stands in the table for a block whose content is lost. A block that has this checksum by chance
+/// (one in 2^32) would be taken for whole, so it is not that of zeros, which lost blocks often are.
+pub(crate) const BAD_CHECKSUM: u32 = 0x6261_6421;
+
 #[cfg(test)]
 mod tests {
     use hither_log::crash::CrashDisk;
@@ -314,6 +319,16 @@ mod tests {
         let file = file();
         assert!(sound(&file, 0..4));
         assert!(file.header().unwrap().is_some());
+    }
+
+    /// A block that was lost was sound again, as zeros, after a crash beside it.
+    #[test]
+    fn settling_leaves_what_is_marked_as_lost() {
+        let file = file();
+        file.put_table(0, &[BAD_CHECKSUM, 7]).unwrap();
+        assert_eq!(file.settle(&(0..2 * BLOCK)).unwrap(), 1);
+        assert!(!sound(&file, 0..1));
+        assert!(sound(&file, 1..2));
     }
 
     #[test]

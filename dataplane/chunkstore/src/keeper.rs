@@ -9,10 +9,10 @@ use hither_log::Lsn;
 use hither_proto::checksum::crc32c;
 use hither_proto::ids::ChunkId;
 
-use crate::core::{BAD_CHECKSUM, Core, How, Need, Stop, count};
+use crate::core::{Core, How, Need, Stop, count};
 use crate::entry::Entry;
 use crate::error::Error;
-use crate::file::ChunkFile;
+use crate::file::{BAD_CHECKSUM, ChunkFile};
 use crate::flush::{Syncing, begin_sync};
 use crate::geometry::{BLOCK, BLOCK_LEN, BLOCKS_MAX};
 use crate::holds::Reason;

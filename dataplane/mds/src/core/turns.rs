@@ -51,6 +51,9 @@ impl Core {
             .of(ino)
             .is_some_and(|leases| leases.pages.contains(&session));
         if kept {
+            // Its time must not end another turn that is kept later.
+            self.turns
+                .retain(|turn| (turn.ino, turn.session) != (ino, session));
             let leases = self.leases.of_mut(ino);
             leases.pages.retain(|other| *other != session);
             self.leases.prune(ino);
@@ -60,7 +63,12 @@ impl Core {
 
     /// Turns that nobody took end.
     pub(crate) fn expire_turns(&mut self) {
-        while let Some(turn) = self.turns.pop_front_if(|turn| turn.until <= self.now) {
+        while self
+            .turns
+            .front()
+            .is_some_and(|turn| turn.until <= self.now)
+            && let Some(turn) = self.turns.pop_front()
+        {
             self.end_turn(turn.ino, turn.session);
             // Also where nobody knows the file any more.
             self.wake(&Blocker::Inode(turn.ino));
