@@ -4,6 +4,7 @@
     mapped.py crowd A B     more contended files than anybody has threads for
     mapped.py locked A B    as fresh, while plain writes keep pages locked
     mapped.py cuts A B      both sides cut a file of which both have dirty pages
+    mapped.py order A B     what was stored before another wrote does not lie over that
     mapped.py parts A B     plain writes of parts of one page from both sides
 """
 
@@ -105,6 +106,25 @@ def cuts(a: str, b: str) -> None:
     assert longest < 10, f"a cut took {longest:.1f} s"
 
 
+def order(a: str, b: str) -> None:
+    """A page is stored to here, then another part of it is written there: both are there at the end."""
+    with open(f"{a}/order", "wb") as file:
+        file.write(bytes(PAGE))
+        os.fsync(file.fileno())
+    here, there = opened(f"{a}/order"), opened(f"{b}/order")
+    pages = mmap.mmap(here, PAGE)
+    for turn in range(1, 401):
+        assert pages[100:108] == number(turn - 1)
+        pages[0:8] = number(turn)
+        os.pwrite(there, number(turn), 100)
+        os.fsync(there)
+        for root in (a, b):
+            with open(f"{root}/order", "rb") as file:
+                whole = file.read()
+            assert whole[100:108] == number(turn), f"turn {turn}: what {b} wrote is gone at {root}"
+            assert whole[0:8] == number(turn), f"turn {turn}: what {a} stored is gone at {root}"
+
+
 def crowd(a: str, b: str) -> None:
     """Each side stores to pages of its own in all files, through mappings, all at the same time."""
     files, turns = 24, 10
@@ -172,4 +192,4 @@ def parts(a: str, b: str) -> None:
 
 
 if __name__ == "__main__":
-    {"fresh": fresh, "locked": locked, "cuts": cuts, "crowd": crowd, "parts": parts}[sys.argv[1]](*sys.argv[2:])
+    {"fresh": fresh, "locked": locked, "cuts": cuts, "order": order, "crowd": crowd, "parts": parts}[sys.argv[1]](*sys.argv[2:])

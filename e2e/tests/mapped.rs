@@ -43,6 +43,11 @@ fn both_sides_cut_a_file_with_dirty_pages() {
 }
 
 #[test]
+fn what_was_stored_before_another_wrote_does_not_lie_over_that() {
+    run("order", Duration::from_secs(60));
+}
+
+#[test]
 fn parts_of_one_page_are_written_from_both_sides() {
     run("parts", Duration::from_secs(30));
 }

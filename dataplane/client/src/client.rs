@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -95,6 +95,8 @@ pub(crate) struct Inner {
     pub(crate) counters: Arc<Counters>,
     pub(crate) kernel: Arc<dyn KernelCaches>,
     pub(crate) dirty_bytes: Gauge,
+    /// Mapped pages that wait for a lease.
+    pub(crate) mapped_bytes: AtomicUsize,
     pub(crate) dirty_less: Notify,
     pub(crate) unsynced_bytes: Gauge,
     /// Memory shared with others.
@@ -144,6 +146,7 @@ impl Client {
             counters,
             kernel,
             dirty_bytes: Gauge::new(&account),
+            mapped_bytes: AtomicUsize::new(0),
             dirty_less: Notify::new(),
             unsynced_bytes: Gauge::new(&account),
             account,

@@ -5,11 +5,13 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::join_all;
 use hither_proto::status::Errno;
+use tokio::time::Instant;
 
 use crate::client::{Client, Inner};
 use crate::error::FsError;
@@ -40,8 +42,14 @@ impl Inner {
     ) -> Result<(), FsError> {
         // Somebody waits for the kernel to forget: that is bounded by what it has, and goes first.
         let deadline = self.deadline();
+        let room = async {
+            match file.lease() {
+                Lease::Exclusive(_) => self.wait_for_memory(file, page.len(), deadline).await,
+                Lease::None | Lease::Shared => self.wait_for_mapped(page.len(), deadline).await,
+            }
+        };
         tokio::select! {
-            room = self.wait_for_memory(file, page.len(), deadline) => room?,
+            room = room => room?,
             () = file.until(|data| data.recalls > 0) => {}
         }
         let gate = file.gate.try_read();
@@ -56,7 +64,7 @@ impl Inner {
                 data.mapped.insert(offset, page);
                 // Its place is taken by one that is as long, or it grows.
                 let more = data.mapped.bytes().saturating_sub(before);
-                self.dirty_bytes.add(more);
+                self.mapped_bytes.fetch_add(more, Ordering::AcqRel);
                 data.generation += 1;
                 (false, !std::mem::replace(&mut data.fetching, true))
             }
@@ -70,6 +78,22 @@ impl Inner {
             tokio::spawn(async move { inner.fetch_for_mapped(&file).await });
         }
         Ok(())
+    }
+
+    /// Pages that wait for a lease have a bound of their own: writers of other files do not wait for
+    /// whoever keeps it.
+    async fn wait_for_mapped(&self, bytes: usize, deadline: Instant) -> Result<(), FsError> {
+        loop {
+            let mut less = std::pin::pin!(self.dirty_less.notified());
+            less.as_mut().enable();
+            let mapped = self.mapped_bytes.load(Ordering::Acquire);
+            if mapped == 0 || mapped + bytes <= self.config.dirty_bytes_max {
+                return Ok(());
+            }
+            if tokio::time::timeout_at(deadline, less).await.is_err() {
+                return Err(crate::session::timed_out("another mount"));
+            }
+        }
     }
 
     /// Until there is nothing left, or once in vain: the client's tidying makes the next attempt.
@@ -126,14 +150,15 @@ impl Inner {
         }
         // The next write, fsync or tidying sends it, and whoever waits for room.
         data.flusher_runs = runs;
-        self.dirty_bytes.sub(bytes);
+        self.mapped_bytes.fetch_sub(bytes, Ordering::AcqRel);
         self.dirty_less.notify_waiters();
     }
 
     /// Forgets what was written back without the lease; whether there was anything.
     pub(crate) fn drop_mapped(&self, data: &mut Data) -> bool {
         let mapped = std::mem::take(&mut data.mapped);
-        self.dirty_bytes.sub(mapped.bytes());
+        self.mapped_bytes
+            .fetch_sub(mapped.bytes(), Ordering::AcqRel);
         self.dirty_less.notify_waiters();
         !mapped.is_empty()
     }
@@ -142,8 +167,8 @@ impl Inner {
     pub(crate) fn cut_out_mapped(&self, data: &mut Data, range: Range<u64>) {
         let before = data.mapped.bytes();
         data.mapped.remove(range);
-        self.dirty_bytes
-            .sub(before.saturating_sub(data.mapped.bytes()));
+        let less = before.saturating_sub(data.mapped.bytes());
+        self.mapped_bytes.fetch_sub(less, Ordering::AcqRel);
         self.dirty_less.notify_waiters();
     }
 

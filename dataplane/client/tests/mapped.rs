@@ -89,3 +89,21 @@ async fn pages_that_are_lost_with_the_session_are_told() {
     assert_eq!(told.unwrap_err().errno, Errno::EIO);
     soon("fsync", client.fsync(&open)).await.unwrap();
 }
+
+/// A mount whose server is away keeps no more pages than there is room for.
+#[tokio::test]
+async fn pages_that_wait_have_a_bound() {
+    let cluster = Cluster::start(1).await;
+    stored(&cluster, PAGE).await;
+    let (client, open) = (&cluster.client, cluster.open().await);
+    cluster.metadata.forget_session();
+    // All of the default bound of 64 MiB.
+    for at in 0..64 {
+        let page = Bytes::from(vec![6; 1 << 20]);
+        let taken = client.write_back(&open, at << 20, page).now_or_never();
+        taken.expect("there is room").unwrap();
+    }
+    let page = Bytes::from(vec![6; PAGE]);
+    let more = client.write_back(&open, 64 << 20, page);
+    assert!(more.now_or_never().is_none(), "no more room");
+}

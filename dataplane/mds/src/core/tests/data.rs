@@ -380,6 +380,27 @@ fn pages_from_before_a_recall_are_stored_first() {
     }
 }
 
+/// The end of a turn that was taken ended the next one, and an older page lay over what was written.
+#[test]
+fn a_turn_that_was_taken_ends_no_later_one() {
+    let mut world = World::new();
+    let (a, b) = (world.session("a"), world.session("b"));
+    let ino = InodeId(77);
+    let pass = |world: &mut World, millis| {
+        world.now += std::time::Duration::from_millis(millis);
+        world.event(Event::Tick);
+    };
+    world.core.keep_turn(ino, a);
+    world.core.end_turn(ino, a);
+    pass(&mut world, 900);
+    world.core.keep_turn(ino, a);
+    pass(&mut world, 200);
+    assert!(world.core.need_turn(b, ino).is_err());
+    assert!(world.core.need_turn(a, ino).is_ok());
+    pass(&mut world, 1000);
+    assert!(world.core.need_turn(b, ino).is_ok());
+}
+
 #[test]
 fn bad_requests_are_refused_by_name() {
     let mut world = World::new();
