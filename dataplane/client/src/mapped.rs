@@ -66,7 +66,7 @@ impl Inner {
                 let more = data.mapped.bytes().saturating_sub(before);
                 self.mapped_bytes.fetch_add(more, Ordering::AcqRel);
                 data.generation += 1;
-                (false, !std::mem::replace(&mut data.fetching, true))
+                (false, true)
             }
         };
         drop(gate);
@@ -74,10 +74,21 @@ impl Inner {
             self.spawn_flusher(file);
         }
         if fetch {
-            let (inner, file) = (Arc::clone(self), Arc::clone(file));
-            tokio::spawn(async move { inner.fetch_for_mapped(&file).await });
+            self.fetch_for_mapped_soon(file);
         }
         Ok(())
+    }
+
+    /// Asks for the lease mapped pages wait for, if there are any and nobody asks yet.
+    pub(crate) fn fetch_for_mapped_soon(self: &Arc<Self>, file: &Arc<File>) {
+        {
+            let mut data = file.data.lock();
+            if data.mapped.is_empty() || std::mem::replace(&mut data.fetching, true) {
+                return;
+            }
+        }
+        let (inner, file) = (Arc::clone(self), Arc::clone(file));
+        tokio::spawn(async move { inner.fetch_for_mapped(&file).await });
     }
 
     /// Pages that wait for a lease have a bound of their own: writers of other files do not wait for
@@ -97,7 +108,7 @@ impl Inner {
     }
 
     /// Until there is nothing left, or once in vain: the client's tidying makes the next attempt.
-    pub(crate) async fn fetch_for_mapped(&self, file: &File) {
+    async fn fetch_for_mapped(&self, file: &File) {
         loop {
             let settled = self.settle_mapped(file).await;
             if let Err(error) = &settled {

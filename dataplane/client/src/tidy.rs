@@ -40,7 +40,9 @@ pub(crate) async fn tidy(weak: Weak<Inner>) {
 impl Inner {
     async fn tidy_file(self: &Arc<Self>, file: &Arc<File>, much: bool) {
         let open = file.handles.lock().open > 0;
-        let (mapped, dirty, unsynced, report) = {
+        // Somebody else may keep the file for long: other files want to be looked after.
+        self.fetch_for_mapped_soon(file);
+        let (dirty, unsynced, report) = {
             let mut data = file.data.lock();
             // Whoever is at it already is not waited for: other files want to be looked after.
             let flushing = data.flusher_runs || file.flushing.try_lock().is_err();
@@ -58,15 +60,8 @@ impl Inner {
             } else {
                 data.ticks_idle.saturating_add(1)
             };
-            let report = data.ticks_unreported >= REPORT_TICKS;
-            let mapped = !data.mapped.is_empty() && !std::mem::replace(&mut data.fetching, true);
-            (mapped, dirty, unsynced, report)
+            (dirty, unsynced, data.ticks_unreported >= REPORT_TICKS)
         };
-        if mapped {
-            // Somebody else may keep the file for long: other files want to be looked after.
-            let (inner, file) = (Arc::clone(self), Arc::clone(file));
-            tokio::spawn(async move { inner.fetch_for_mapped(&file).await });
-        }
         // Should this mount die, its files end where the last report says.
         if report && let Err(error) = self.report(file, false).await {
             tracing::debug!(ino = %file.ino, %error, "size and times are reported later");

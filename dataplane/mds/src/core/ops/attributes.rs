@@ -182,7 +182,7 @@ impl Core {
                 let limit = limits.quota_bytes;
                 let left = limit.saturating_sub(used(dir.head.recursive_bytes));
                 space.free_bytes = space.free_bytes.min(left);
-                space.quota_bytes_left = Some(space.quota_bytes_left.map_or(left, |l| l.min(left)));
+                space.quota_bytes_left = space.quota_bytes_left.map(|l| l.min(left));
                 space.total_bytes = space.total_bytes.min(limit);
             }
             if limits.quota_inodes != 0 && space.total_inodes == 0 {
